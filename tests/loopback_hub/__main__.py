@@ -1,0 +1,6 @@
+"""`python -m tests.loopback_hub --port N --root DIR`: the loopback hub from a checkout. It lives in seqpe_zoo.hub.loopback."""
+
+from seqpe_zoo.hub.loopback.server import main
+
+if __name__ == "__main__":
+    raise SystemExit(main())
