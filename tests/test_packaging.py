@@ -20,7 +20,7 @@ def declared_requirements() -> list[Requirement]:
     return [requirement for line in lines if (requirement := Requirement(line)).name != PROJECT["name"]]
 
 
-def tested_versions() -> dict[str, str]:
+def pinned_versions() -> dict[str, str]:
     lines = (REPOSITORY / "constraints.txt").read_text().splitlines()
     pins = [Requirement(line) for line in lines if line and not line.startswith("#")]
     return {canonicalize_name(pin.name): str(pin.specifier).removeprefix("==") for pin in pins}
@@ -28,13 +28,13 @@ def tested_versions() -> dict[str, str]:
 
 @pytest.mark.parametrize("requirement", declared_requirements(), ids=lambda requirement: requirement.name)
 def test_every_dependency_is_pinned_to_a_version_of_its_range(requirement: Requirement) -> None:
-    assert requirement.specifier.contains(tested_versions()[canonicalize_name(requirement.name)])
+    assert requirement.specifier.contains(pinned_versions()[canonicalize_name(requirement.name)])
 
 
 def test_pre_commit_formats_with_the_tested_ruff() -> None:
     hooks = yaml.safe_load((REPOSITORY / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
     ruffs = {line for hook in hooks for line in hook["additional_dependencies"] if line.startswith("ruff")}
-    assert ruffs == {f"ruff=={tested_versions()['ruff']}"}
+    assert ruffs == {f"ruff=={pinned_versions()['ruff']}"}
 
 
 def test_citation_names_the_current_version() -> None:
