@@ -1,0 +1,67 @@
+"""Rotary position embedding for images with learned directions (Heo et al. 2024, "RoPE2D-Mix").
+
+Each layer, head and pair learns a frequency for the column and one for the row. Class and register tokens are not
+rotated. The release scrambles heads and positions when it applies the table; this is the method as published.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import List, Optional
+
+import torch
+from torch import Tensor, nn
+
+from .pe_base import PositionEncoding
+from .pe_rope import inverse_frequencies
+from .pe_rope2d_axial import check_head_dim
+from .stages import AttentionStage, RotateStage, join_rotation
+
+
+@dataclass(frozen=True)
+class MixedOptions:
+    """Options of `rope2d_mixed`.
+
+    Attributes:
+        base: magnitudes start at base ** (-4 i / D), in directions drawn for each layer and head.
+    """
+
+    base: float = 10.0
+
+
+class RotaryMixed2D(PositionEncoding):
+    """Rotates queries and keys by learned mixtures of column and row; extends to any resolution."""
+
+    name = "rope2d_mixed"
+    supported_dims = frozenset({2})
+    Options = MixedOptions
+
+    def __init__(self, dim: int, **kwargs: object) -> None:
+        super().__init__(dim, **kwargs)  # type: ignore[arg-type]
+        check_head_dim(self.name, self.head_dim)
+        # Axis 0: frequency for the column (x), then for the row (y).
+        self.freqs = nn.Parameter(torch.empty(2, self.num_layers, self.num_heads, self.head_dim // 2))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws a direction for each layer and head; half the pairs turn along it, half across it."""
+        if getattr(self.freqs, "_is_hf_initialized", False):  # transformers has loaded it
+            return
+        direction = torch.empty(self.num_layers, self.num_heads, 1, device=self.freqs.device)
+        nn.init.uniform_(direction, 0.0, 2 * math.pi)
+        magnitude = inverse_frequencies(float(self.options.base), self.head_dim // 4, self.freqs.device)
+        across = direction + math.pi / 2
+        x = torch.cat([magnitude * direction.cos(), magnitude * across.cos()], dim=-1)
+        y = torch.cat([magnitude * direction.sin(), magnitude * across.sin()], dim=-1)
+        with torch.no_grad():
+            self.freqs.copy_(torch.stack([x, y]))
+
+    def encode(self, positions: Tensor, extent: Optional[List[int]] = None) -> Tensor:
+        return positions.flip(-1).to(torch.float32)  # (..., L, 2): column, row
+
+    def layer_terms(self, encoded: Tensor) -> List[Tensor]:
+        # Float32 whatever the weights are: see `pe_rope.py`.
+        angles = torch.einsum("...lx,xnhp->n...lhp", encoded, self.freqs.float())
+        return list(join_rotation(angles).unbind(0))
+
+    def make_stage(self) -> AttentionStage:
+        return RotateStage(num_heads=self.num_heads)

@@ -1,0 +1,113 @@
+"""What attention does with positions: the parameter-free stages that layers hold.
+
+A stage sees queries and keys (B, H, L, D) and the terms of its layer (..., L, T), which the encoding prepared once
+for the whole forward pass. Terms hold a query half and a key half for each position head; one position head serves
+all attention heads by broadcasting. Stages have no parameters, so any number of layers can hold one without adding
+a key to a state dict, and they may be scripted.
+"""
+
+from typing import Optional, Tuple
+
+import torch
+from torch import Tensor, nn
+
+
+def split_terms(terms: Tensor, num_heads: int) -> Tuple[Tensor, Tensor]:
+    """Splits terms (..., L, 2 * H * D) into the query's and the key's part, each (..., H, L, D)."""
+    width = terms.shape[-1] // (2 * num_heads)
+    halves = terms.unflatten(-1, [2, num_heads, width])  # (..., L, 2, H, D)
+    return halves.select(-3, 0).transpose(-3, -2), halves.select(-3, 1).transpose(-3, -2)
+
+
+class AttentionStage(nn.Module):
+    """The stage of an encoding that does nothing in attention."""
+
+    def __init__(self, has_scores: bool = False) -> None:
+        super().__init__()
+        self.has_scores = has_scores
+        """Whether `score_factors` adds to the scores; then attention must know the positions of all keys."""
+
+    def on_query_key(self, q: Tensor, k: Tensor, terms: Tensor) -> Tuple[Tensor, Tensor]:
+        """Changes queries and keys of the same tokens, before keys enter a cache."""
+        return q, k
+
+    def score_factors(self, terms_q: Tensor, terms_k: Tensor) -> Optional[Tuple[Tensor, Tensor]]:
+        """Returns f_q (..., H, Lq, R) and f_k (..., H or 1, Lk, R) whose product is added to q k^T.
+
+        The sum is then scaled by 1/sqrt(D) as usual. A low rank R keeps the L x L matrix out of memory:
+        (q ++ f_q) (k ++ f_k)^T = q k^T + f_q f_k^T.
+        """
+        return None
+
+
+class MultiplyStage(AttentionStage):
+    """AttnMul: (q * e_q) (k * e_k)^T."""
+
+    def __init__(self, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+
+    def on_query_key(self, q: Tensor, k: Tensor, terms: Tensor) -> Tuple[Tensor, Tensor]:
+        e_q, e_k = split_terms(terms.to(q.dtype), self.num_heads)
+        return q * e_q, k * e_k
+
+
+class AddStage(AttentionStage):
+    """AttnSum: (q + e_q) (k + e_k)^T."""
+
+    def __init__(self, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+
+    def on_query_key(self, q: Tensor, k: Tensor, terms: Tensor) -> Tuple[Tensor, Tensor]:
+        e_q, e_k = split_terms(terms.to(q.dtype), self.num_heads)
+        return q + e_q, k + e_k
+
+
+class BiasStage(AttentionStage):
+    """AttnBias: q k^T + c e_q e_k^T, inside the division by sqrt(D) as in the release."""
+
+    def __init__(self, num_heads: int, scale: float = 1.0) -> None:
+        super().__init__(has_scores=True)
+        self.num_heads = num_heads
+        self.scale = scale
+
+    def score_factors(self, terms_q: Tensor, terms_k: Tensor) -> Optional[Tuple[Tensor, Tensor]]:
+        e_q, _ = split_terms(terms_q, self.num_heads)
+        _, e_k = split_terms(terms_k, self.num_heads)
+        return (e_q * self.scale if self.scale != 1.0 else e_q), e_k
+
+
+class RotateStage(AttentionStage):
+    """RoPE: rotates neighbouring pairs (x0, x1), (x2, x3), ... by the angles whose cosine and sine are the terms.
+
+    Pairs are interleaved as in RoFormer, timm and the authors' release; checkpoints that pair halves (GPT-NeoX,
+    Llama) need their projections permuted. Terms are (..., L, H * D): for each head D / 2 cosines, D / 2 sines.
+    """
+
+    def __init__(self, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+
+    def on_query_key(self, q: Tensor, k: Tensor, terms: Tensor) -> Tuple[Tensor, Tensor]:
+        cos, sin = split_rotation(terms.to(q.dtype), self.num_heads)
+        return rotate_pairs(q, cos, sin), rotate_pairs(k, cos, sin)
+
+
+def join_rotation(angles: Tensor) -> Tensor:
+    """Turns angles (..., L, H, D/2) into terms (..., L, H * D)."""
+    return torch.cat([angles.cos(), angles.sin()], dim=-1).flatten(-2)
+
+
+def split_rotation(terms: Tensor, num_heads: int) -> Tuple[Tensor, Tensor]:
+    """Inverse of `join_rotation`: cosines and sines, each (..., H, L, D/2)."""
+    pairs = terms.shape[-1] // (2 * num_heads)
+    by_head = terms.unflatten(-1, [num_heads, 2, pairs]).transpose(-4, -3)  # (..., H, L, 2, D/2)
+    return by_head.select(-2, 0), by_head.select(-2, 1)
+
+
+def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotates the pairs of x (..., L, D) counter-clockwise."""
+    pairs = x.unflatten(-1, [x.shape[-1] // 2, 2])
+    even, odd = pairs.select(-1, 0), pairs.select(-1, 1)
+    return torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1).flatten(-2)
