@@ -2,11 +2,14 @@
 
 A fault is a JSON object; a list of them is sent to `POST /__control__/faults` or given with `--faults FILE`:
 
-    {"step": "lfs-put", "action": "reset", "after_bytes": 1000}      connection reset in the middle of an upload
-    {"step": "commit", "action": "lost-answer"}                      the commit happens, its answer does not arrive
+    {"step": "lfs-put", "action": "reset", "after_bytes": 1000}      connection reset in the middle of an
+    upload
+    {"step": "commit", "action": "lost-answer"}                      the commit happens, its answer does not
+    arrive
     {"step": "*", "action": "status", "status": 503, "retry_after": 1, "times": 2}
     {"step": "resolve", "action": "corrupt", "path": "model.safetensors"}   same size, one bit flipped
-    {"step": "*", "action": "html"}                                  what a wrong endpoint answers: a page, status 404
+    {"step": "*", "action": "html"}                                  what a wrong endpoint answers: a page,
+    status 404
     {"step": "tag", "action": "delay", "seconds": 5}                 time to kill the client
 
 `times` is 1 unless said; `skip` lets the first N matching requests pass; `path` limits a fault to one file.

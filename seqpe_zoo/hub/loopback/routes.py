@@ -1,7 +1,8 @@
 """The Hub's HTTP interface, as far as the clients use it: one function a route, found by method and path.
 
-Each route has a step name (`preupload`, `lfs-put`, `commit`, ...): the word under which it is logged and under which a
-fault is injected. A route takes the hub and a `Request` and returns a `Reply`; refusals are raised as `StoreError`.
+Each route has a step name (`preupload`, `lfs-put`, `commit`, ...): the word under which it is logged and
+under which a fault is injected. A route takes the hub and a `Request` and returns a `Reply`; refusals are
+raised as `StoreError`.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ def find_route(method: str, path: str) -> tuple[Route, dict[str, str]] | None:
     return None
 
 
-# Who am I, may I ------------------------------------------------------------------------------------------------
+# Who am I, may I --------------------------------------------------------------------------------------------
 
 
 @route("GET", "/api/whoami-v2", "whoami", role="token")
@@ -143,7 +144,7 @@ def xet_token(hub: Hub, request: Request) -> Reply:
     raise StoreError(404, "no xet storage here; set HF_HUB_DISABLE_XET=1")
 
 
-# Repositories ---------------------------------------------------------------------------------------------------
+# Repositories -----------------------------------------------------------------------------------------------
 
 
 @route("POST", "/api/repos/create", "create-repo", role="write")
@@ -259,7 +260,7 @@ def _metadata(text: str) -> dict[str, Any] | None:
     return data if isinstance(data, dict) else None
 
 
-# Upload ---------------------------------------------------------------------------------------------------------
+# Upload -----------------------------------------------------------------------------------------------------
 
 
 @route("POST", "/api/validate-yaml", "validate-yaml", role="none")
@@ -403,7 +404,7 @@ def commit(hub: Hub, request: Request) -> Reply:
     return Reply(answer)
 
 
-# Refs and history -----------------------------------------------------------------------------------------------
+# Refs and history -------------------------------------------------------------------------------------------
 
 
 @route("POST", MODEL + "/tag/(?P<revision>[^/]+)", "tag", role="write")
@@ -528,7 +529,7 @@ def _tree_entry(path: str, entry: dict[str, Any]) -> dict[str, Any]:
     return answer
 
 
-# Download -------------------------------------------------------------------------------------------------------
+# Download ---------------------------------------------------------------------------------------------------
 
 
 @route("HEAD", f"/{REPO}/resolve/(?P<revision>[^/]+)/(?P<path>.+)", "resolve-head")
@@ -556,7 +557,7 @@ def resolve(hub: Hub, request: Request) -> Reply:
     return Reply(status=206, headers=headers, file=blob, start=start, length=end - start + 1)
 
 
-# Discussions and collections ------------------------------------------------------------------------------------
+# Discussions and collections --------------------------------------------------------------------------------
 
 
 @route("GET", MODEL + "/discussions", "discussions")

@@ -1,7 +1,8 @@
 """The process behind the loopback hub: HTTP, tokens, faults, the request log and the command line.
 
-It listens on 127.0.0.1 only. Two tokens are known: `hf_loopback_write` and `hf_loopback_read`; every other token is
-answered with 401, so that a real token sent here by mistake is refused and, like all tokens, never logged.
+It listens on 127.0.0.1 only. Two tokens are known: `hf_loopback_write` and `hf_loopback_read`; every other
+token is answered with 401, so that a real token sent here by mistake is refused and, like all tokens, never
+logged.
 """
 
 from __future__ import annotations
@@ -87,9 +88,9 @@ class _Handler(BaseHTTPRequestHandler):
         except _ConnectionDropped:
             self._hang_up()
 
-    do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = _serve  # noqa: N815 (names fixed by http.server)
+    do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = _serve
 
-    # One request -----------------------------------------------------------------------------------------------
+    # One request --------------------------------------------------------------------------------------------
 
     def _call(self, route: Any, request: Request) -> Reply:
         try:
@@ -167,7 +168,7 @@ class _Handler(BaseHTTPRequestHandler):
             raise
         return upload
 
-    # Faults ----------------------------------------------------------------------------------------------------
+    # Faults -------------------------------------------------------------------------------------------------
 
     def _fault_before(self, fault: Fault | None) -> Reply | None:
         if fault is None:
@@ -193,7 +194,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.connection.close()
 
-    # Answers ---------------------------------------------------------------------------------------------------
+    # Answers ------------------------------------------------------------------------------------------------
 
     def _answer(self, reply: Reply, fault: Fault | None = None) -> None:
         content, kind = b"", "application/json"
@@ -245,8 +246,9 @@ def serve(root: Path, port: int, faults: Path | None, multipart_above: int, chun
     """Run the hub until it is interrupted."""
     injected = json.loads(faults.read_text()) if faults else None
     server = LoopbackServer(root, port, injected, multipart_above, chunk_size)
-    print(f"loopback hub at {server.url}, its repositories in {root}", flush=True)
-    print(f"  export HF_ENDPOINT={server.url} HF_HUB_DISABLE_XET=1 HF_TOKEN=hf_loopback_write", flush=True)
+    sys.stdout.write(f"loopback hub at {server.url}, its repositories in {root}\n")
+    sys.stdout.write(f"  export HF_ENDPOINT={server.url} HF_HUB_DISABLE_XET=1 HF_TOKEN=hf_loopback_write\n")
+    sys.stdout.flush()
     try:
         server.serve_forever(poll_interval=0.1)
     except KeyboardInterrupt:

@@ -1,7 +1,8 @@
 """What the loopback hub remembers: repositories, commits and blobs, as files below one root folder.
 
-Every change of a repository is one atomic replacement of its `state.json`; a blob is renamed into place only when
-its hash is right. So a killed server never shows half a commit, and a restarted one continues where it was.
+Every change of a repository is one atomic replacement of its `state.json`; a blob is renamed into place only
+when its hash is right. So a killed server never shows half a commit, and a restarted one continues where it
+was.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Store:
         for name in ("repos", "blobs", "incoming"):
             (root / name).mkdir(parents=True, exist_ok=True)
 
-    # Blobs -----------------------------------------------------------------------------------------------------
+    # Blobs ------------------------------------------------------------------------------------------
 
     def blob(self, sha256: str) -> Path:
         """Return where the content with this hash lies, or would lie."""
@@ -59,11 +60,14 @@ class Store:
         return self.root / "incoming" / uuid.uuid4().hex
 
     def accept(self, upload: Path, sha256: str) -> None:
-        """Move a finished upload among the blobs, or drop it and refuse when its hash is not the promised one."""
-        digest = hashlib.sha256(upload.read_bytes()).hexdigest()
-        if digest != sha256:
+        """Move a finished upload among the blobs; drop and refuse it when its hash is not the promised one."""
+        digest = hashlib.sha256()
+        with upload.open("rb") as file:
+            while piece := file.read(1 << 20):
+                digest.update(piece)
+        if digest.hexdigest() != sha256:
             upload.unlink()
-            raise StoreError(400, f"uploaded content has sha256 {digest}, announced was {sha256}")
+            raise StoreError(400, f"uploaded content has sha256 {digest.hexdigest()}, announced was {sha256}")
         os.replace(upload, self.blob(sha256))
 
     def add_blob(self, content: bytes) -> str:
@@ -74,7 +78,7 @@ class Store:
         self.accept(upload, sha256)
         return sha256
 
-    # Repositories ----------------------------------------------------------------------------------------------
+    # Repositories -----------------------------------------------------------------------------------
 
     def _state_path(self, repo: str) -> Path:
         return self.root / "repos" / repo / "state.json"
@@ -216,9 +220,9 @@ class Store:
         elif key == "lfsFile":
             if not self.blob(value["oid"]).is_file():
                 raise StoreError(400, f"LFS object {value['oid']} of {path} was never uploaded")
-            pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{value['oid']}\nsize {value['size']}\n"
-            oid = git_blob_sha1(pointer.encode())
-            tree[path] = {"sha256": value["oid"], "size": value["size"], "oid": oid, "lfs": True}
+            sha256, size = value["oid"], value["size"]
+            pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {size}\n"
+            tree[path] = {"sha256": sha256, "size": size, "oid": git_blob_sha1(pointer.encode()), "lfs": True}
         elif key == "deletedFile":
             if tree.pop(path, None) is None:
                 raise StoreError(404, f"A file with this name doesn't exist: {path}", "EntryNotFound")

@@ -1,0 +1,175 @@
+"""The Hub client as this package uses it: timeouts, a deadline, and retries exactly where the client has none.
+
+huggingface_hub retries uploads, listings and downloads itself, but waits without limit for a silent peer and
+obeys any `Retry-After`. `open_client` gives its HTTP session timeouts and a deadline. The calls it does not
+retry (whoami, create_repo, repo_info, refs, tags, settings, card validation, the commit itself) go through
+`Client.call`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from .errors import DeadlineExceeded, OfflineMode, RepositoryMissing, WrongEndpoint, chain, explain
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+RETRIED_STATUS = (408, 429, 500, 502, 503, 504)
+ATTEMPTS = 5
+CONNECT_TIMEOUT, SILENCE_TIMEOUT = 20.0, 120.0  # seconds; silence = no byte sent or received
+
+
+class Deadline:
+    """A point in time after which no request begins and no upload goes on."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.end = time.monotonic() + seconds
+
+    def left(self) -> float:
+        """Return the seconds that remain."""
+        return self.end - time.monotonic()
+
+    def check(self, wait: float = 0.0) -> None:
+        """Raise when the deadline is over, or would be after waiting."""
+        if self.left() <= wait:
+            asked = f" (the server asks to wait {wait:.0f} s)" if wait else ""
+            raise DeadlineExceeded(f"the deadline of {self.seconds:.0f} s is over{asked}")
+
+
+def _guarded_session(deadline: Deadline) -> Any:
+    """Return an HTTP session that gives every request timeouts and stops at the deadline."""
+    from huggingface_hub.utils import httpx
+    from huggingface_hub.utils._http import hf_request_event_hook
+
+    class GuardedStream(httpx.SyncByteStream):
+        def __init__(self, stream: Any) -> None:
+            self.stream = stream
+
+        def __iter__(self) -> Iterator[bytes]:
+            for piece in self.stream:
+                deadline.check()
+                yield piece
+
+        def close(self) -> None:
+            self.stream.close()
+
+    class GuardedSession(httpx.Client):
+        def send(self, request: Any, **options: Any) -> Any:
+            deadline.check()
+            # Some calls of the client pass timeout=None, which would override the session's; so it is set here.
+            given = request.extensions.get("timeout") or {}
+            limits = {
+                "connect": CONNECT_TIMEOUT,
+                "read": SILENCE_TIMEOUT,
+                "write": SILENCE_TIMEOUT,
+                "pool": 60.0,
+            }
+            timeout = {key: given.get(key) or value for key, value in limits.items()}
+            request.extensions = {**request.extensions, "timeout": timeout}
+            request.stream = GuardedStream(request.stream)
+            response = super().send(request, **options)
+            asked = response.headers.get("Retry-After", "")
+            if response.status_code in RETRIED_STATUS and asked.isdigit():
+                deadline.check(float(asked))
+            return response
+
+    return GuardedSession(event_hooks={"request": [hf_request_event_hook]}, follow_redirects=True)
+
+
+class Client:
+    """huggingface_hub's `HfApi` behind a deadline. Make one with `open_client`."""
+
+    def __init__(self, api: Any, deadline: Deadline) -> None:
+        self.api = api
+        self.deadline = deadline
+
+    @property
+    def endpoint(self) -> str:
+        """Return the address of the Hub."""
+        return str(self.api.endpoint)
+
+    def call(self, doing: str, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Call an API function that may be repeated without harm, and retry what may pass."""
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                return function(*args, **kwargs)
+            except Exception as error:
+                wait = retry_wait(error, attempt)
+                if wait is None or attempt == ATTEMPTS:
+                    raise explain(error, doing) from error
+                self.wait(doing, wait, attempt, error)
+        raise AssertionError("unreachable")
+
+    def once(self, doing: str, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Call an API function that retries by itself; translate its errors."""
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            raise explain(error, doing) from error
+
+    def wait(self, doing: str, seconds: float, attempt: int, error: BaseException) -> None:
+        """Sleep before another attempt, unless the deadline comes first."""
+        self.deadline.check(seconds)
+        logger.warning(
+            "%s: %s; attempt %d of %d in %.0f s", doing, _brief(error), attempt + 1, ATTEMPTS, seconds
+        )
+        time.sleep(seconds)
+
+
+def retry_wait(error: BaseException, attempt: int) -> float | None:
+    """Return how long to wait before trying again, or None when trying again is useless."""
+    from huggingface_hub.utils import httpx
+
+    for link in chain(error):
+        response = getattr(link, "response", None)
+        if response is not None:
+            if response.status_code not in RETRIED_STATUS:
+                return None
+            asked = response.headers.get("Retry-After", "")
+            return float(asked) if asked.isdigit() else backoff(attempt)
+        if isinstance(link, httpx.TransportError) and not isinstance(link, httpx.UnsupportedProtocol):
+            return backoff(attempt)
+    return None
+
+
+def backoff(attempt: int) -> float:
+    """Return 1, 2, 4, 8, 8 ... seconds."""
+    return float(min(2 ** (attempt - 1), 8))
+
+
+def _brief(error: BaseException) -> str:
+    response = getattr(error, "response", None)
+    return f"status {response.status_code}" if response is not None else type(error).__name__
+
+
+@contextmanager
+def open_client(deadline: float = 7200.0, token: str | None = None) -> Iterator[Client]:
+    """Give a client whose every request ends before `deadline` seconds; afterwards restore the library's own."""
+    from huggingface_hub import HfApi, constants, set_client_factory
+    from huggingface_hub.utils._http import default_client_factory
+
+    if constants.HF_HUB_OFFLINE or os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON"):
+        raise OfflineMode("HF_HUB_OFFLINE is set")
+    limit = Deadline(deadline)
+    set_client_factory(lambda: _guarded_session(limit))
+    try:
+        yield Client(HfApi(token=token), limit)
+    finally:
+        set_client_factory(default_client_factory)
+
+
+def whoami(client: Client) -> tuple[str, str]:
+    """Return the owner of the token and its role, or say that the endpoint is no Hub or the token no good."""
+    try:
+        answer = client.call("asking the Hub who you are", client.api.whoami)
+    except RepositoryMissing as error:  # 404, though every Hub knows this route
+        raise WrongEndpoint(f"{client.endpoint} does not answer as a Hub") from error
+    role = answer.get("auth", {}).get("accessToken", {}).get("role", "unknown")
+    return str(answer.get("name", "")), str(role)

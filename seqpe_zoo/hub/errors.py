@@ -1,0 +1,286 @@
+"""What can go wrong on the road to the Hub: one class a remedy, each with an exit code and a sentence to act on.
+
+`explain` turns what huggingface_hub, httpx and the operating system raise into these classes. `redact`
+removes tokens; `guard_output` makes logs, warnings and tracebacks of this process pass through it.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import re
+import sys
+import traceback
+from typing import Any
+
+_TOKEN = re.compile(r"\bhf_\w+")
+# Names in code and settings that begin like a token. Everything else that does is treated as one.
+_NOT_TOKENS = frozenset(
+    "hf_hub hf_hub_download hf_hub_id hf_hub_url hf_xet hf_api hf_raise_for_status hf_transfer".split()
+)
+
+
+def redact(text: str) -> str:
+    """Return the text with every Hub token replaced by `hf_***`."""
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        secret = os.environ.get(name)
+        if secret and len(secret) > 3:
+            text = text.replace(secret, "hf_***")
+    return _TOKEN.sub(lambda match: match[0] if match[0] in _NOT_TOKENS else "hf_***", text)
+
+
+class HubError(Exception):
+    """A failure with a remedy. `str()` is safe to print: tokens are removed."""
+
+    exit_code = 1
+    remedy = ""
+
+    def __init__(self, message: str, remedy: str | None = None) -> None:
+        super().__init__(message)
+        if remedy is not None:
+            self.remedy = remedy
+
+    def __str__(self) -> str:
+        message = super().__str__()
+        return redact(f"{message}\n  what to do: {self.remedy}" if self.remedy else message)
+
+
+class NotConfirmed(HubError):
+    """`push` without `--yes`."""
+
+    exit_code = 3
+    remedy = "nothing was sent; read the plan above and repeat the command with --yes"
+
+
+class NotAuthenticated(HubError):
+    """No token, or one the Hub does not know (401)."""
+
+    exit_code = 10
+    remedy = "log in with `hf auth login`, or set HF_TOKEN to a valid token with write access"
+
+
+class NotPermitted(HubError):
+    """The token may not do this (403)."""
+
+    exit_code = 11
+    remedy = "use a token with write access to this repository's owner (Settings > Access Tokens on the Hub)"
+
+
+class RepositoryMissing(HubError):
+    """No such repository, revision or collection, or one this token may not see (404)."""
+
+    exit_code = 12
+    remedy = "check the spelling; to make a new private repository or branch, add --create"
+
+
+class WrongEndpoint(HubError):
+    """Something answers at HF_ENDPOINT, but it is not a Hub."""
+
+    exit_code = 13
+    remedy = "check HF_ENDPOINT; unset it to speak to the Hugging Face Hub"
+
+
+class XetUnavailable(HubError):
+    """The server has no xet storage, and the client does not fall back by itself."""
+
+    exit_code = 14
+    remedy = "set HF_HUB_DISABLE_XET=1 and run the same command again; nothing was committed"
+
+
+class Conflict(HubError):
+    """The Hub reports a conflict (409)."""
+
+    exit_code = 15
+    remedy = "run the same command again: the plan is made anew from what is on the Hub"
+
+
+class ParentMoved(HubError):
+    """Somebody committed since the plan was made (412)."""
+
+    exit_code = 16
+    remedy = "nothing was overwritten; run plan again, look at what changed, then push"
+
+
+class ServerBusy(HubError):
+    """429 or 5xx, still so after the retries."""
+
+    exit_code = 17
+    remedy = "wait and run the same command again; finished uploads are not sent twice"
+
+
+class ConnectionLost(HubError):
+    """The network failed, still so after the retries."""
+
+    exit_code = 18
+    remedy = "check the connection and run the same command again; finished uploads are not sent twice"
+
+
+class DeadlineExceeded(HubError):
+    """The time given with --deadline is over."""
+
+    exit_code = 19
+    remedy = (
+        "run the same command again, with a longer --deadline if need be; finished uploads are not sent twice"
+    )
+
+
+class OfflineMode(HubError):
+    """HF_HUB_OFFLINE is set."""
+
+    exit_code = 20
+    remedy = "unset HF_HUB_OFFLINE to reach the Hub"
+
+
+class Refused(HubError):
+    """The Hub refuses the content (400, 413, 422)."""
+
+    exit_code = 21
+    remedy = "correct what the Hub names, then stage and check again"
+
+
+class UsageError(HubError):
+    """Arguments that do not fit together, or a folder that is not what it should be."""
+
+    exit_code = 2
+
+
+class CheckFailed(HubError):
+    """The staged folder has defects, listed in `problems`."""
+
+    exit_code = 30
+    remedy = "correct these, then stage and check again; nothing was sent"
+
+    def __init__(self, problems: list[str], remedy: str | None = None) -> None:
+        super().__init__(
+            "\n".join([f"{len(problems)} problem(s) found:", *(f"  - {p}" for p in problems)]), remedy
+        )
+        self.problems = problems
+
+
+class DiskFull(HubError):
+    """No room, or no permission to write more."""
+
+    exit_code = 32
+    remedy = "free some space (or give a folder on another disk) and run the same command again; no half-made folder stays"
+
+
+class TagExists(HubError):
+    """The tag names another commit already."""
+
+    exit_code = 40
+    remedy = "choose a new tag; or, if people who pinned the old one may be surprised, --move-tag"
+
+
+class UnknownRemoteFiles(HubError):
+    """The repository holds files that are not in the staged folder."""
+
+    exit_code = 41
+    remedy = "decide: --keep-unknown leaves them there, --delete-unknown removes them in the same commit"
+
+
+class VerificationFailed(HubError):
+    """What came back from the Hub is not what was sent."""
+
+    exit_code = 50
+    remedy = "do not announce this commit; run verify again, and if it fails again push again or restore the last tag"
+
+
+def _status_of(error: BaseException) -> int | None:
+    response = getattr(error, "response", None)
+    return getattr(response, "status_code", None)
+
+
+def chain(error: BaseException) -> list[BaseException]:
+    """Return the error and what caused it, outermost first (the LFS upload wraps its causes in RuntimeError)."""
+    found: list[BaseException] = []
+    current: BaseException | None = error
+    while current is not None and current not in found:
+        found.append(current)
+        current = current.__cause__ or current.__context__
+    return found
+
+
+def explain(error: BaseException, doing: str) -> HubError:
+    """Return the error of this module that says what `error` means for somebody who was `doing` something."""
+    for link in chain(error):
+        known = _explain_one(link, doing)
+        if known is not None:
+            return known
+    return HubError(
+        f"{doing} failed: {type(error).__name__}: {error}", "this is unexpected; please report it"
+    )
+
+
+def _explain_one(error: BaseException, doing: str) -> HubError | None:
+    from huggingface_hub.errors import LocalTokenNotFoundError, OfflineModeIsEnabled
+    from huggingface_hub.utils import httpx
+
+    if isinstance(error, HubError):
+        return error
+    if isinstance(error, OfflineModeIsEnabled):
+        return OfflineMode(f"{doing}: the Hub may not be reached in offline mode")
+    if isinstance(error, LocalTokenNotFoundError):
+        return NotAuthenticated(f"{doing}: no token found")
+    if _status_of(error) is not None:
+        return _explain_status(error, doing)
+    if isinstance(error, json.JSONDecodeError):
+        return WrongEndpoint(
+            f"{doing}: the answer is not JSON, so this is not a Hub (or a proxy answered for it)"
+        )
+    if isinstance(error, httpx.TransportError):
+        return ConnectionLost(f"{doing}: {type(error).__name__}: {error}")
+    if "xet-write-token" in str(error) or "xet-read-token" in str(error):
+        return XetUnavailable(f"{doing}: this server has no xet storage")
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return DiskFull(f"{doing}: {error.strerror}")
+    if isinstance(error, ConnectionError):
+        return ConnectionLost(f"{doing}: {error}")
+    if isinstance(error, ValueError) and "Invalid metadata in README.md" in str(error):
+        return Refused(
+            f"{doing}: {error}", "correct the card's facts.yaml, render the card, stage and check again"
+        )
+    return None
+
+
+def _explain_status(error: Any, doing: str) -> HubError:
+    status = _status_of(error)
+    said = error.response.headers.get("X-Error-Message") or getattr(error, "server_message", None) or ""
+    text = f"{doing}: the Hub answered {status}" + (f" ({said})" if said else "")
+    kind = str(error.response.headers.get("Content-Type", ""))
+    if status == 404 and "html" in kind and "X-Error-Code" not in error.response.headers:
+        return WrongEndpoint(f"{doing}: {error.response.url.host} answers with a web page, not as a Hub")
+    classes: dict[int | None, type[HubError]] = {
+        401: NotAuthenticated,
+        403: NotPermitted,
+        404: RepositoryMissing,
+        409: Conflict,
+        412: ParentMoved,
+    }
+    if error.response.headers.get("X-Error-Code") == "RepoNotFound":
+        return RepositoryMissing(text)
+    if status in classes:
+        return classes[status](text)
+    if status is not None and (status in (408, 429) or status >= 500):
+        return ServerBusy(text)
+    return Refused(text)
+
+
+def guard_output() -> None:
+    """Pass log records, warnings and uncaught tracebacks of this process through `redact`."""
+    factory = logging.getLogRecordFactory()
+    if getattr(factory, "redacts", False):
+        return
+
+    def redacting(*args: Any, **kwargs: Any) -> logging.LogRecord:
+        record = factory(*args, **kwargs)
+        record.msg, record.args = redact(record.getMessage()), ()
+        return record
+
+    redacting.redacts = True  # type: ignore[attr-defined]
+    logging.setLogRecordFactory(redacting)
+    sys.excepthook = lambda kind, error, trace: (
+        sys.stderr.write(redact("".join(traceback.format_exception(kind, error, trace)))),
+        None,
+    )[1]

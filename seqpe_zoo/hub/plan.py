@@ -1,0 +1,188 @@
+"""What a push would do, computed from the staged folder and from what is on the Hub now. Sends nothing.
+
+A plan names the exact commit it builds on. `push` makes its commit on that parent or not at all, so what was
+shown is what happens. Nothing stored locally is trusted: a repeated run plans anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .client import Client
+from .errors import RepositoryMissing, UsageError
+from .manifest import git_sha1_of, list_files, read_manifest, sha256_of
+
+_HUB_OWN_FILES = frozenset([".gitattributes"])  # made by the Hub, never ours
+
+
+@dataclass(frozen=True)
+class PlannedFile:
+    """One file: `add`, `update` or `same`; `delete`, `keep` or `unknown` for one that only the Hub has."""
+
+    path: str
+    action: str
+    size: int
+    sha256: str | None
+    git_sha1: str | None
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a folder goes and under which conditions."""
+
+    repo_id: str
+    revision: str = "main"
+    tag: str | None = None
+    pull_request: bool = False
+    create: bool = False
+    unknown_files: str = "refuse"  # or "keep", "delete"
+    move_tag: bool = False
+
+    def __post_init__(self) -> None:
+        if self.repo_id.count("/") != 1:
+            raise UsageError(f"{self.repo_id!r} is not a Hub id", "write it as owner/name")
+        if self.pull_request and (self.tag or self.revision != "main"):
+            raise UsageError(
+                "--pr goes with neither --tag nor --revision", "tag after the pull request is merged"
+            )
+        if self.unknown_files not in ("refuse", "keep", "delete"):
+            raise UsageError(f"unknown_files={self.unknown_files!r} must be refuse, keep or delete")
+
+
+@dataclass
+class Plan:
+    """What a push would do."""
+
+    target: Target
+    endpoint: str
+    repo_exists: bool
+    branch_exists: bool
+    private: bool
+    parent: str | None
+    files: list[PlannedFile] = field(default_factory=list)
+    tag_commit: str | None = None
+
+    @property
+    def changes(self) -> list[PlannedFile]:
+        """Return the files that a commit would touch."""
+        return [f for f in self.files if f.action in ("add", "update", "delete")]
+
+    @property
+    def unknown(self) -> list[PlannedFile]:
+        """Return the files that only the Hub has and about which nothing was decided."""
+        return [f for f in self.files if f.action == "unknown"]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan as plain values."""
+        return {**asdict(self), "target": asdict(self.target)}
+
+
+def remote_tree(client: Client, repo_id: str, revision: str) -> dict[str, Any]:
+    """Return path -> file (size, lfs, blob_id) at a revision."""
+    tree = client.once(
+        f"listing {repo_id} at {revision[:12]}",
+        lambda: list(client.api.list_repo_tree(repo_id, recursive=True, revision=revision)),
+    )
+    return {entry.path: entry for entry in tree if hasattr(entry, "blob_id")}
+
+
+def is_same(entry: Any, sha256: str, git_sha1: str) -> bool:
+    """Say whether a file on the Hub has this content: large files are known by sha256, small ones by git's sha1."""
+    return bool(entry.lfs.sha256 == sha256 if entry.lfs else entry.blob_id == git_sha1)
+
+
+def make_plan(client: Client, folder: Path, target: Target) -> Plan:
+    """Compare a folder with the Hub."""
+    if not Path(folder).is_dir():
+        raise UsageError(f"{folder} is not a folder", "make it with `seqpe-zoo stage`")
+    plan = read_remote(client, target)
+    remote = remote_tree(client, target.repo_id, plan.parent) if plan.parent else {}
+    for name in list_files(folder):
+        path = folder / name
+        sha256, git_sha1 = sha256_of(path), git_sha1_of(path)
+        action = "add"
+        if name in remote:
+            action = "same" if is_same(remote[name], sha256, git_sha1) else "update"
+        plan.files.append(PlannedFile(name, action, path.stat().st_size, sha256, git_sha1))
+    ours = {file.path for file in plan.files}
+    action = {"refuse": "unknown"}.get(target.unknown_files, target.unknown_files)
+    for name in sorted(set(remote) - ours - _HUB_OWN_FILES):
+        entry = remote[name]
+        sha256 = entry.lfs.sha256 if entry.lfs else None
+        plan.files.append(PlannedFile(name, action, entry.size, sha256, None if entry.lfs else entry.blob_id))
+    return plan
+
+
+def read_remote(client: Client, target: Target) -> Plan:
+    """Return an empty plan that knows the repository, the branch's head and the tag."""
+    api, repo_id = client.api, target.repo_id
+    plan = Plan(target, client.endpoint, repo_exists=True, branch_exists=True, private=True, parent=None)
+    try:
+        info = client.call(f"looking up {repo_id}", api.repo_info, repo_id)
+    except RepositoryMissing:
+        if not target.create:
+            raise
+        plan.repo_exists = plan.branch_exists = False
+        return plan
+    plan.private = bool(info.private)
+    refs = client.call(f"listing the branches of {repo_id}", api.list_repo_refs, repo_id)
+    branches = {ref.name: ref.target_commit for ref in refs.branches}
+    plan.parent = branches.get(target.revision)
+    if plan.parent is None:
+        if not target.create:
+            raise RepositoryMissing(f"{repo_id} has no branch {target.revision!r}")
+        plan.branch_exists, plan.parent = False, info.sha
+    if target.tag and any(ref.name == target.tag for ref in refs.tags):
+        # An annotated tag is an object of its own; asking for the revision gives the commit in every case.
+        plan.tag_commit = client.call(
+            f"looking up the tag {target.tag}", api.repo_info, repo_id, revision=target.tag
+        ).sha
+    return plan
+
+
+def default_target(folder: Path, repo_id: str | None, tag: str | None, **options: Any) -> Target:
+    """Return the target a folder's manifest names, unless told otherwise. A pull request has no tag."""
+    published_as = read_manifest(folder).get("published_as", {})
+    wanted_tag = tag or (None if options.get("pull_request") else published_as.get("tag"))
+    return Target(repo_id or published_as.get("repo_id") or "", tag=wanted_tag or None, **options)
+
+
+def format_plan(plan: Plan) -> str:
+    """Return the plan as a table."""
+    target = plan.target
+    visibility = ("private" if plan.private else "PUBLIC") if plan.repo_exists else "private (to be created)"
+    branch = target.revision + ("" if plan.branch_exists or not plan.repo_exists else " (to be created)")
+    lines = [
+        f"repository  {target.repo_id} at {plan.endpoint}, {visibility}",
+        f"branch      {'a new pull request' if target.pull_request else branch}",
+        f"parent      {plan.parent or 'none yet'}",
+        f"tag         {_tag_line(plan)}",
+        "",
+        f"{'action':8} {'size':>12}  {'sha256 / git sha1':17}  path",
+    ]
+    for file in plan.files:
+        name = (file.sha256 or file.git_sha1 or "")[:16]
+        lines.append(f"{file.action:8} {file.size:>12,}  {name:17}  {file.path}")
+    counts = {
+        a: sum(f.action == a for f in plan.files)
+        for a in ("add", "update", "same", "delete", "keep", "unknown")
+    }
+    sent = sum(f.size for f in plan.files if f.action in ("add", "update"))
+    summary = ", ".join(f"{count} {action}" for action, count in counts.items() if count)
+    lines += [
+        "",
+        f"{summary or 'no files'}; {sent:,} bytes to commit"
+        + ("" if plan.changes else "; nothing to commit"),
+    ]
+    return "\n".join(lines)
+
+
+def _tag_line(plan: Plan) -> str:
+    tag = plan.target.tag
+    if not tag:
+        return "none"
+    if plan.tag_commit is None:
+        return f"{tag} (to be created)"
+    return f"{tag} exists at {plan.tag_commit[:12]}" + ("; would be moved" if plan.target.move_tag else "")

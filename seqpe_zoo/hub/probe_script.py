@@ -1,0 +1,191 @@
+"""Load a model as a stranger would, run it once, and print what happened as JSON. Runs alone, by path, in a fresh process.
+
+The request on the command line says whether seqpe_zoo is forbidden (`block`: then only the code beside the
+weights can make the model work), imported first (`package_path`), or imported only if timm does not know the
+architecture (`package_if_needed`).
+"""
+
+import json
+import math
+import sys
+
+
+def forbid(names):
+    """Make these packages impossible to import, installed or not."""
+
+    class Forbidden:
+        def find_spec(self, fullname, path=None, target=None):
+            if fullname.split(".")[0] in names:
+                raise ModuleNotFoundError(
+                    f"No module named {fullname!r} (hidden by the check)", name=fullname
+                )
+            return
+
+    sys.meta_path.insert(0, Forbidden())
+
+
+def token_input(vocab_size, length):
+    """Return token ids that are the same everywhere."""
+    import torch
+
+    return torch.tensor([[(7 * i * i + 3 * i + 1) % vocab_size for i in range(length)]])
+
+
+def image_input(shape):
+    """Return an image that is the same everywhere, values in [-1, 1]."""
+    import torch
+
+    count = math.prod(shape)
+    return torch.sin(torch.arange(count, dtype=torch.float64) * 0.1).to(torch.float32).reshape(1, *shape)
+
+
+def summarise(logits):
+    """Return the shape and 64 evenly spaced values of a tensor: the fingerprint."""
+    import torch
+
+    flat = logits.detach().to(torch.float64).flatten()
+    picks = torch.linspace(0, flat.numel() - 1, min(64, flat.numel())).round().long()
+    return {
+        "shape": list(logits.shape),
+        "sample": [float(f"{value:.9g}") for value in flat[picks].tolist()],
+        "mean": float(f"{flat.mean().item():.9g}"),
+        "absmax": float(f"{flat.abs().max().item():.9g}"),
+        "finite": bool(torch.isfinite(flat).all()),
+    }
+
+
+def needs_package(config):
+    """Say whether timm alone cannot build what this config names."""
+    import timm
+
+    return not timm.is_model(config["architecture"]) or "pos_embed" in (config.get("model_args") or {})
+
+
+def read_config(request):
+    """Return config.json of the folder or repository."""
+    if not request.get("revision"):
+        path = f"{request['place']}/config.json"
+    else:
+        from huggingface_hub import hf_hub_download
+
+        path = hf_hub_download(request["place"], "config.json", revision=request["revision"])
+    with open(path, encoding="utf-8") as file:
+        return json.load(file)
+
+
+def load_timm(request):
+    """Return (model, inputs, problems) from timm."""
+    import timm
+
+    if request.get("package_if_needed") and needs_package(read_config(request)):
+        sys.path.insert(0, request["package_if_needed"])
+        __import__("seqpe_zoo")
+    place = request["place"]
+    if request.get("revision"):
+        place = f"hf-hub:{place}@{request['revision']}"
+    else:
+        place = f"local-dir:{place}"
+    model = timm.create_model(place, pretrained=True).eval()
+    shape = (model.pretrained_cfg or {}).get("input_size") or (3, 224, 224)
+    return model, image_input(tuple(shape)), []
+
+
+AUTO_CLASSES = {
+    "LMHeadModel": "AutoModelForCausalLM",
+    "ForCausalLM": "AutoModelForCausalLM",
+    "ForImageClassification": "AutoModelForImageClassification",
+    "ForQuestionAnswering": "AutoModelForQuestionAnswering",
+}
+
+
+def auto_class(config):
+    """Return the most specific transformers auto class for a config."""
+    import transformers
+
+    mapped = getattr(config, "auto_map", None) or {}
+    for name in dict.fromkeys(AUTO_CLASSES.values()):
+        if name in mapped:
+            return getattr(transformers, name)
+    for architecture in getattr(config, "architectures", None) or []:
+        for ending, name in AUTO_CLASSES.items():
+            if architecture.endswith(ending):
+                return getattr(transformers, name)
+    return transformers.AutoModel
+
+
+def load_transformers(request):
+    """Return (model, inputs, problems) from transformers."""
+    from transformers import AutoConfig
+
+    options = {"trust_remote_code": True}
+    if request.get("revision"):
+        options.update(revision=request["revision"], code_revision=request["revision"])
+    config = AutoConfig.from_pretrained(request["place"], **options)
+    model, report = auto_class(config).from_pretrained(request["place"], output_loading_info=True, **options)
+    problems = []
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
+        if report.get(kind):
+            problems.append(f"{kind.replace('_', ' ')}: {sorted(map(str, report[kind]))[:8]}")
+    if getattr(config, "vocab_size", None) and not hasattr(config, "image_size"):
+        limit = getattr(config, "n_positions", None) or getattr(config, "max_position_embeddings", None) or 24
+        return model.eval(), token_input(config.vocab_size, min(24, limit)), problems
+    size = getattr(config, "image_size", None)
+    size = (size, size) if isinstance(size, int) else tuple(size or (224, 224))
+    return model.eval(), image_input((getattr(config, "num_channels", 3) or 3, *size)), problems
+
+
+def compare_tensors(model, folder):
+    """Return how the loaded tensors differ from the safetensors files in a folder, bit by bit."""
+    from pathlib import Path
+
+    import torch
+    from safetensors import safe_open
+
+    state = model.state_dict()
+    prefix = getattr(model, "base_model_prefix", "") + "."
+    problems, compared = [], 0
+    for path in sorted(Path(folder).glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 (not a dict)
+                found = [key for key in (name, prefix + name, name.removeprefix(prefix)) if key in state]
+                if not found:
+                    problems.append(f"tensor {name} is in the file but not in the loaded model")
+                elif not torch.equal(state[found[0]], file.get_tensor(name)):
+                    problems.append(f"tensor {name} differs from the file")
+                else:
+                    compared += 1
+    return problems[:8], compared
+
+
+def main():
+    """Do what the request says and print one line that begins with PROBE."""
+    request = json.loads(sys.argv[1])
+    if request.get("block"):
+        forbid(set(request["block"]))
+    if request.get("package_path"):
+        sys.path.insert(0, request["package_path"])
+        __import__("seqpe_zoo")
+    import torch
+
+    torch.manual_seed(0)
+    answer = {"library": request["library"], "problems": []}
+    try:
+        load = load_timm if request["library"] == "timm" else load_transformers
+        model, inputs, answer["problems"] = load(request)
+        if request.get("weights"):
+            problems, answer["tensors_equal"] = compare_tensors(model, request["weights"])
+            answer["problems"] += problems
+        with torch.no_grad():
+            output = model(inputs)
+        logits = output if isinstance(output, torch.Tensor) else output[0]
+        answer["class"] = type(model).__name__
+        answer["fingerprint"] = summarise(logits)
+        if not answer["fingerprint"]["finite"]:
+            answer["problems"].append("the logits are not finite")
+    except Exception as error:  # whatever a stranger would see is the answer
+        answer["problems"].append(f"{type(error).__name__}: {str(error)[:1500]}")
+    print("PROBE " + json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()

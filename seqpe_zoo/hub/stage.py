@@ -1,0 +1,202 @@
+"""Make the folder that will be published: a fresh one, from allow-listed files only, complete or not there at all.
+
+`stage` copies weights, config, tokenizer and image processor of a run folder, adds the portable code that the
+config's `auto_map` needs, the rendered card and `MANIFEST.json`. Everything is built in a temporary folder
+beside the target and renamed at the end, so an interrupted or failed run leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .card import load_facts, load_results, render
+from .contents import auto_map_modules, code_closure, find_problems, libraries_of, name_problem
+from .errors import CheckFailed, DiskFull, HubError, UsageError
+from .manifest import (
+    build_manifest,
+    git_sha,
+    package_version,
+    portable_version,
+    read_manifest,
+    write_manifest,
+)
+
+PORTABLE = Path(__file__).parents[1] / "portable"
+_WEIGHT_SUFFIXES = (".safetensors",)
+_GENERATED = ("README.md", "MANIFEST.json")
+_ROOM_TO_SPARE = 16 * 2**20
+
+
+@dataclass
+class Staged:
+    """What `stage` made."""
+
+    folder: Path
+    files: list[str]
+    left_out: list[str]
+    libraries: list[str]
+    notes: list[str] = field(default_factory=list)
+
+
+def stage(
+    run_folder: Path,
+    target: Path,
+    *,
+    card_folder: Path,
+    source: dict[str, Any] | None = None,
+    portable: Path = PORTABLE,
+    overwrite: bool = False,
+    fingerprint: bool = True,
+) -> Staged:
+    """Make `target` from a run folder and a card folder (`facts.yaml`, `results.json`).
+
+    Args:
+        run_folder: holds `model.safetensors` (or shards), `config.json` and what belongs to them.
+        target: the folder to make; it must not exist unless `overwrite` is set.
+        card_folder: holds the facts and results the README is rendered from.
+        source: where the weights come from, for the manifest: words, hashes and Hub ids.
+        portable: where the portable code lies.
+        overwrite: replace an existing staged folder.
+        fingerprint: load the staged model once and record its logits, with which every later load is
+        compared.
+    """
+    run_folder, target = Path(run_folder), Path(target)
+    names, left_out = _choose(run_folder)
+    _refuse_target(target, overwrite)
+    _refuse_full_disk(run_folder, names, target)
+    temporary = target.parent / f".{target.name}.staging-{uuid.uuid4().hex[:8]}"
+    try:
+        temporary.mkdir(parents=True)
+        config = _copy_model(run_folder, names, temporary)
+        for path in code_closure(portable, _modules_here(config, portable)):
+            shutil.copyfile(path, temporary / path.name)
+        facts = load_facts(card_folder / "facts.yaml")
+        results = load_results(card_folder / "results.json")
+        (temporary / "README.md").write_text(render(facts, results), encoding="utf-8")
+        details: dict[str, Any] = {
+            "published_as": {"repo_id": facts.repo_id, "tag": facts.tag},
+            "source": source or {"description": "not recorded"},
+            "version": package_version(),
+            "code_commit": git_sha(portable),
+            "code_version": portable_version(portable),
+        }
+        write_manifest(temporary, build_manifest(temporary, **details))
+        if problems := find_problems(temporary):
+            raise CheckFailed(problems)
+        if fingerprint:
+            write_manifest(
+                temporary, build_manifest(temporary, **details, fingerprints=_fingerprints(temporary, config))
+            )
+        _put_in_place(temporary, target)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise DiskFull(f"staging {target.name}: {error.strerror}") from error
+        raise HubError(f"staging {target.name}: {error.strerror}: {error.filename}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return Staged(target, sorted(p.name for p in target.iterdir()), left_out, libraries_of(config))
+
+
+def _choose(run_folder: Path) -> tuple[list[str], list[str]]:
+    """Return the names to copy and those that stay behind, or refuse."""
+    if not run_folder.is_dir():
+        raise UsageError(
+            f"{run_folder} is not a folder", "give the folder that training, convert or graft wrote"
+        )
+    chosen, left_out, problems = [], [], []
+    for path in sorted(run_folder.iterdir()):
+        if path.is_dir() or name_problem(path.name) or path.name in _GENERATED or path.suffix == ".py":
+            left_out.append(path.name + ("/" if path.is_dir() else ""))
+        elif path.is_symlink():
+            problems.append(f"{path.name}: a symbolic link; copy the file itself (cp -L)")
+        else:
+            chosen.append(path.name)
+    if not any(name.endswith(_WEIGHT_SUFFIXES) for name in chosen):
+        pickles = [name for name in left_out if name.endswith((".bin", ".pt", ".pth", ".ckpt"))]
+        hint = f"; {', '.join(pickles)} may hold a pickle and never travels" if pickles else ""
+        problems.append(f"no safetensors file in {run_folder.name}{hint}")
+    if "config.json" not in chosen:
+        problems.append(f"no config.json in {run_folder.name}")
+    if problems:
+        raise CheckFailed(
+            problems, "save the model with save_pretrained (or `seqpe-zoo convert`) and stage that folder"
+        )
+    return chosen, left_out
+
+
+def _refuse_target(target: Path, overwrite: bool) -> None:
+    if target.is_symlink():
+        raise UsageError(f"{target} is a link", "give a real folder")
+    if not target.exists():
+        return
+    if not overwrite:
+        raise UsageError(f"{target} exists", "give a new name, or --overwrite to replace it")
+    read_manifest(target)  # only what stage made is ever replaced
+
+
+def _refuse_full_disk(run_folder: Path, names: list[str], target: Path) -> None:
+    parent = target.parent
+    while not parent.exists():
+        parent = parent.parent
+    needed = sum((run_folder / name).stat().st_size for name in names) + _ROOM_TO_SPARE
+    free = shutil.disk_usage(parent).free
+    if free < needed:
+        raise DiskFull(f"staging needs {needed / 2**20:.0f} MiB, {free / 2**20:.0f} MiB are free")
+
+
+def _copy_model(run_folder: Path, names: list[str], folder: Path) -> dict[str, Any]:
+    for name in names:
+        shutil.copyfile(run_folder / name, folder / name, follow_symlinks=False)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    # transformers notes where a model was loaded from: a path of this machine is nobody's business.
+    if "_name_or_path" in config:
+        del config["_name_or_path"]
+    (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    return config
+
+
+def _modules_here(config: dict[str, Any], portable: Path) -> list[str]:
+    modules = auto_map_modules(config)
+    if missing := [module for module in modules if not (portable / f"{module}.py").is_file()]:
+        raise UsageError(
+            f"config.json: auto_map names {', '.join(missing)}, which the portable code does not have"
+        )
+    return modules
+
+
+def _fingerprints(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """Run the staged model once in each library. Where code travels, run the installed code: `check` runs the copy."""
+    from .clean_room import probe
+
+    found, problems = {}, []
+    for library in libraries_of(config):
+        report = probe(library, folder, with_package=library == "transformers" and "auto_map" in config)
+        problems += [f"{library}: {problem}" for problem in report["problems"]]
+        found[library] = report.get("fingerprint")
+    if problems:
+        raise CheckFailed(problems, "the staged model does not load; look at config.json and the weights")
+    return found
+
+
+def _put_in_place(temporary: Path, target: Path) -> None:
+    for path in temporary.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    if not target.exists():
+        temporary.rename(target)
+        return
+    old = target.parent / f".{target.name}.replaced-{uuid.uuid4().hex[:8]}"
+    target.rename(old)
+    try:
+        temporary.rename(target)
+    except OSError:
+        old.rename(target)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
