@@ -1,0 +1,98 @@
+"""The authors' released state dicts in our names, as pure functions of tensors.
+
+The release keeps the position encoder beside the transformer, in a state dict of its own; here both are one
+model. Its encoder stores weights as GPT-2 does, [in, out] (`Conv1D`); ours are `nn.Linear`, [out, in].
+Reading files and writing checkpoints is not the business of this file.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+_ENCODER_NAMES = {
+    "token_of_seqpe_embed.weight": "digit_embedding",
+    "pos_of_seqpe_embed.weight": "place_embedding",
+    "dim_token_embed": "dimension_embedding",
+    "cls_token_embed": "cls_embedding",
+    "layernorm.weight": "norm.weight",
+    "layernorm.bias": "norm.bias",
+    "out_proj.weight": "out.weight",
+    "out_proj.bias": "out.bias",
+}
+_ENCODER_LAYER_NAMES = {
+    "layernorm_1": "norm1",
+    "attn.c_attn": "qkv",
+    "attn.c_proj": "proj",
+    "layernorm_2": "norm2",
+    "mlp.c_fc": "fc1",
+    "mlp.c_proj": "fc2",
+}
+_ENCODER_LAYER = re.compile(r"transformers\.(\d+)\.(.+)\.(weight|bias)")
+_PER_LAYER_PROJECTION = re.compile(r"transformer\.h\.(\d+)\.attn\.pe_qk\.(weight|bias)")
+_SHARED_PROJECTION = re.compile(r"transformer\.pe_qk\.(weight|bias)")
+
+
+def encoder_state_dict_from_authors(
+    encoder: Mapping[str, Tensor], prefix: str = "encoder."
+) -> dict[str, Tensor]:
+    """Renames the state of the release's `SequentialPE` to that of our `PositionEncoder`.
+
+    Args:
+        encoder: the authors' names, without a prefix.
+        prefix: what our names start with; "encoder." for a `SeqPE`.
+
+    Raises:
+        ValueError: a name is not one of the release's encoder.
+    """
+    return {prefix + name: tensor for name, tensor in map(_encoder_entry, encoder.items())}
+
+
+def gpt2_state_dict_from_authors(
+    model: Mapping[str, Tensor], encoder: Mapping[str, Tensor], config: Any
+) -> dict[str, Tensor]:
+    """Renames the state of the release's GPT-2 and of its encoder to that of our `SeqPEGPT2LMHeadModel`.
+
+    Args:
+        model: the authors' names, as `transformer.h.0.attn.c_attn.weight`; the tied `lm_head` may be missing.
+        encoder: the authors' names, without a prefix; empty for models without SeqPE.
+        config: our configuration of the model, or anything with its `n_layer` and `n_embd`.
+
+    Raises:
+        ValueError: the state has another number of layers than the configuration.
+    """
+    converted: dict[str, Tensor] = {}
+    for name, tensor in model.items():
+        if match := _PER_LAYER_PROJECTION.fullmatch(name):
+            converted[f"transformer.wpe.projection.{match[1]}.{match[2]}"] = tensor
+        elif match := _SHARED_PROJECTION.fullmatch(name):
+            converted[f"transformer.wpe.projection.0.{match[1]}"] = tensor
+        elif name == "transformer.wpe.weight":
+            converted[name] = tensor.reshape(-1, config.n_embd)
+        elif not name.endswith(
+            (".attn.bias", ".attn.masked_bias")
+        ):  # causal masks, which old GPT-2 files hold
+            converted[name] = tensor
+    layers = {int(match[1]) for name in model if (match := re.match(r"transformer\.h\.(\d+)\.", name))}
+    if layers != set(range(config.n_layer)):
+        raise ValueError(
+            f"the state dict has layers {sorted(layers)}, the configuration n_layer={config.n_layer}"
+        )
+    converted.setdefault("lm_head.weight", converted["transformer.wte.weight"])
+    return converted | encoder_state_dict_from_authors(encoder, "transformer.wpe.encoder.")
+
+
+def _encoder_entry(entry: tuple[str, Tensor]) -> tuple[str, Tensor]:
+    name, tensor = entry
+    if name in _ENCODER_NAMES:
+        ours = _ENCODER_NAMES[name]
+        if ours == "dimension_embedding":
+            tensor = tensor.flatten(1)  # (n, 1, d)
+        return ours, tensor.flatten() if ours == "cls_embedding" else tensor
+    match = _ENCODER_LAYER.fullmatch(name)
+    if match is None or match[2] not in _ENCODER_LAYER_NAMES:
+        raise ValueError(f"{name!r} is no name of the release's position encoder")
+    is_conv1d = match[3] == "weight" and not match[2].startswith("layernorm")
+    tensor = tensor.t().contiguous() if is_conv1d else tensor
+    return f"model.layers.{match[1]}.{_ENCODER_LAYER_NAMES[match[2]]}.{match[3]}", tensor
