@@ -219,7 +219,7 @@ def _position_encoding(facts: Facts) -> str:
     base, digits = facts.position_encoding.get("base"), facts.position_encoding.get("num_digits")
     if base and digits:
         lines.append(
-            f"Capacity: positions 0 to {base**digits - 1} in each dimension ({base}**{digits}); beyond, it raises."
+            f"Capacity: positions 0 to {base**digits - 1} a dimension ({base}**{digits}); beyond, it raises."
         )
     lines.append(
         f"Trained on {facts.trained_on}; extrapolation tested up to {facts.tested_up_to or NOT_MEASURED}."
@@ -267,16 +267,15 @@ def _mapping(values: dict[str, Any], expected: tuple[str, ...]) -> str:
 
 
 def _limits(facts: Facts) -> str:
-    lines = [
-        f"Trained on {facts.trained_on}; tested up to {facts.tested_up_to or NOT_MEASURED}. Farther is unknown."
-    ]
+    lines = [f"Trained on {facts.trained_on}; tested up to {facts.tested_up_to or NOT_MEASURED}."]
     return "\n".join(f"- {line}" for line in [*lines, *facts.limits])
 
 
 def _licence(facts: Facts) -> str:
     name = facts.license_name if facts.license == "other" else facts.license
     link = f" ({facts.license_link})" if facts.license_link else ""
-    return f"- weights: {facts.weights_license or name}{link}\n- code files in this repository: {facts.code_license}"
+    weights = f"- weights: {facts.weights_license or name}{link}"
+    return f"{weights}\n- code files in this repository: {facts.code_license}"
 
 
 # Usage snippets: `check` runs them word for word against a rehearsal of the repository ----------------------

@@ -1,4 +1,4 @@
-"""The one template of all model cards. `{{name}}` is filled by `card.py`; an unknown name is an error there."""
+"""The one template of all model cards. `{{name}}` is filled by `card.py`; an unknown name is an error."""
 
 TEMPLATE = """\
 ---

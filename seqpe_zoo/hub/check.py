@@ -2,7 +2,7 @@
 
 1. contents: names, links, pickles, secrets, sizes, references (`contents.py`), and the manifest's hashes;
 2. the card: metadata schema, licence list, sections (`card_rules.py`);
-3. a strict load and one forward pass in each library, in a fresh interpreter where seqpe_zoo cannot be imported, every
+3. a strict load and one forward pass in each library, in a fresh interpreter without seqpe_zoo, every
    tensor compared with the file and the logits with the fingerprint recorded by `stage`;
 4. the card's python snippets, executed word for word against a rehearsal of the repository.
 
@@ -90,7 +90,7 @@ def _load_problems(folder: Path, manifest: dict[str, Any], done: Checked) -> lis
 
 
 def python_blocks(card: str) -> list[tuple[int, str]]:
-    """Return a card's python blocks, numbered from 1; those under a `<!-- not run: reason -->` comment are left out."""
+    """Return a card's python blocks, numbered from 1, but those under `<!-- not run: reason -->`."""
     blocks = []
     for number, match in enumerate(re.finditer(r"^```python\n(.*?)^```", card, re.DOTALL | re.MULTILINE), 1):
         before = card[: match.start()].rstrip().splitlines()

@@ -1,4 +1,4 @@
-"""Fresh interpreters for loading models and running card snippets: no seqpe_zoo unless asked for, no inherited paths.
+"""Fresh interpreters for loading models and running card snippets: no seqpe_zoo, no inherited paths.
 
 `probe` starts `probe_script.py` and returns its report; `run_snippets` executes a card's python blocks. Torch
 is only imported in the processes started here, so that the caller stays light.
@@ -90,7 +90,7 @@ def compare_fingerprints(found: dict[str, Any], wanted: dict[str, Any]) -> str |
     allowed = LOGIT_TOLERANCE * max(1.0, wanted["absmax"])
     worst = max(abs(a - b) for a, b in zip(found["sample"], wanted["sample"], strict=True))
     if worst > allowed:
-        return f"logits differ by {worst:.3g} from those recorded when the model was staged (allowed {allowed:.3g})"
+        return f"logits differ by {worst:.3g} from those recorded by stage (allowed {allowed:.3g})"
     return None
 
 
@@ -103,7 +103,7 @@ else:
     class Forbidden:
         def find_spec(self, fullname, path=None, target=None):
             if fullname.split(".")[0] == "seqpe_zoo":
-                raise ModuleNotFoundError(f"No module named {fullname!r} (hidden by the check)", name=fullname)
+                raise ModuleNotFoundError(f"No module named {fullname!r} (hidden by the check)")
     sys.meta_path.insert(0, Forbidden())
 for number, code in request["blocks"]:
     try:

@@ -1,4 +1,4 @@
-"""The Hub client as this package uses it: timeouts, a deadline, and retries exactly where the client has none.
+"""The Hub client as this package uses it: timeouts, a deadline, retries exactly where the client has none.
 
 huggingface_hub retries uploads, listings and downloads itself, but waits without limit for a silent peer and
 obeys any `Retry-After`. `open_client` gives its HTTP session timeouts and a deadline. The calls it does not
@@ -63,7 +63,7 @@ def _guarded_session(deadline: Deadline) -> Any:
     class GuardedSession(httpx.Client):
         def send(self, request: Any, **options: Any) -> Any:
             deadline.check()
-            # Some calls of the client pass timeout=None, which would override the session's; so it is set here.
+            # Some calls of the client pass timeout=None, which would override the session's.
             given = request.extensions.get("timeout") or {}
             limits = {
                 "connect": CONNECT_TIMEOUT,
@@ -139,6 +139,17 @@ def retry_wait(error: BaseException, attempt: int) -> float | None:
     return None
 
 
+def request_path(error: BaseException) -> str | None:
+    """Return the path of the request an error belongs to, if it belongs to one."""
+    try:
+        request = getattr(getattr(error, "response", None), "request", None) or getattr(
+            error, "request", None
+        )
+    except RuntimeError:  # httpx: the property was not set
+        return None
+    return str(request.url.path) if request is not None else None
+
+
 def backoff(attempt: int) -> float:
     """Return 1, 2, 4, 8, 8 ... seconds."""
     return float(min(2 ** (attempt - 1), 8))
@@ -151,7 +162,7 @@ def _brief(error: BaseException) -> str:
 
 @contextmanager
 def open_client(deadline: float = 7200.0, token: str | None = None) -> Iterator[Client]:
-    """Give a client whose every request ends before `deadline` seconds; afterwards restore the library's own."""
+    """Give a client that stops after `deadline` seconds; afterwards restore the library's own session."""
     from huggingface_hub import HfApi, constants, set_client_factory
     from huggingface_hub.utils._http import default_client_factory
 

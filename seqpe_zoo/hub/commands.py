@@ -19,10 +19,10 @@ from typing import Any
 
 from .errors import HubError, explain, guard_output, redact
 
-_EXIT_CODES = """exit codes: 0 done; 2 arguments; 3 push without --yes; 10 not signed in; 11 not permitted; 12 not found;
-13 not a Hub; 14 no xet storage; 15 conflict; 16 somebody committed meanwhile; 17 server busy; 18 connection lost;
-19 deadline; 20 offline; 21 refused by the Hub; 30 check failed; 32 disk full; 40 tag exists; 41 unknown remote files;
-50 verification failed"""
+_EXIT_CODES = """exit codes: 0 done; 2 arguments; 3 push without --yes; 10 not signed in; 11 not permitted;
+12 not found; 13 not a Hub; 14 no xet storage; 15 conflict; 16 somebody committed meanwhile; 17 server busy;
+18 connection lost; 19 deadline; 20 offline; 21 refused by the Hub; 30 check failed; 32 disk full;
+40 tag exists; 41 unknown remote files; 50 verification failed; 130 interrupted; 1 anything else"""
 
 
 def _say(text: str) -> None:
@@ -90,9 +90,7 @@ def run_check(options: argparse.Namespace) -> int:
     )
     _say(f"{options.folder.name}: contents and card are fine")
     for library, found in done.libraries.items():
-        _say(
-            f"{library}: {found['class']} loads strictly; {found['tensors_equal']} tensors equal; logits as recorded"
-        )
+        _say(f"{library}: {found['class']} loads; {found['tensors_equal']} tensors equal; logits as recorded")
     if done.snippets_run:
         _say(f"{done.snippets_run} snippets of the card ran")
     _say("ready to push" if done.receipt else "not complete: push asks for a check with loading and snippets")
@@ -246,7 +244,7 @@ def run_card(options: argparse.Namespace) -> int:
 
 
 def add_subcommands(subparsers: Any) -> None:
-    """Add this room's commands to `argparse`'s subparsers; each sets `handler`, which returns an exit code."""
+    """Add these commands to `argparse`'s subparsers; each sets `handler`, which returns an exit code."""
 
     def command(
         name: str, help: str, handler: Callable[[argparse.Namespace], int]

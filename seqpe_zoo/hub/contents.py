@@ -17,9 +17,9 @@ from .manifest import list_files
 # Names of files that may travel. Everything is flat: transformers finds code beside the weights only.
 ALLOWED_NAMES = frozenset(
     """README.md LICENSE LICENSE.md NOTICE MANIFEST.json config.json generation_config.json
-    model.safetensors model.safetensors.index.json tokenizer.json tokenizer_config.json special_tokens_map.json
-    added_tokens.json vocab.json merges.txt chat_template.jinja preprocessor_config.json
-    processor_config.json results.json""".split()
+    model.safetensors model.safetensors.index.json tokenizer.json tokenizer_config.json
+    special_tokens_map.json added_tokens.json vocab.json merges.txt chat_template.jinja
+    preprocessor_config.json processor_config.json results.json""".split()
 )
 ALLOWED_PATTERNS = (
     re.compile(r"model-\d{5}-of-\d{5}\.safetensors"),
@@ -70,7 +70,7 @@ def name_problem(name: str) -> str | None:
             f"{name}: may hold a pickle, which runs code when it is opened; save the weights as safetensors"
         )
     if "/" in name or "\\" in name or name.startswith(".") or ".." in name:
-        return f"{name!r}: only plain file names beside each other may travel, no folders, no hidden files, no '..'"
+        return f"{name!r}: only plain file names may travel: no folders, no hidden files, no '..'"
     if (
         not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name)
         or name.split(".")[0].lower() in _WINDOWS_DEVICES
@@ -145,7 +145,7 @@ def _looks_like_pickle(content: bytes) -> bool:
 def _safetensors_problems(path: Path, size: int) -> list[str]:
     if size > MAX_WEIGHT_BYTES:
         return [
-            f"{path.name}: {size / 1e9:.1f} GB; split the weights into shards below {MAX_WEIGHT_BYTES / 1e9:.0f} GB"
+            f"{path.name}: {size / 1e9:.1f} GB; split the weights, {MAX_WEIGHT_BYTES / 1e9:.0f} GB a shard"
         ]
     try:
         header, data_start = read_safetensors_header(path)
@@ -219,7 +219,7 @@ def sibling_imports(path: Path) -> list[str]:
 
 
 def code_closure(portable: Path, roots: list[str]) -> list[Path]:
-    """Return the portable files that the modules `roots` need, themselves included, by following sibling imports."""
+    """Return the portable files that the modules `roots` need, themselves included."""
     wanted, found = list(roots), {}
     while wanted:
         module = wanted.pop()

@@ -1,4 +1,4 @@
-"""What can go wrong on the road to the Hub: one class a remedy, each with an exit code and a sentence to act on.
+"""What can go wrong on the road to the Hub: one class a remedy, with an exit code and a sentence.
 
 `explain` turns what huggingface_hub, httpx and the operating system raise into these classes. `redact`
 removes tokens; `guard_output` makes logs, warnings and tracebacks of this process pass through it.
@@ -163,7 +163,7 @@ class DiskFull(HubError):
     """No room, or no permission to write more."""
 
     exit_code = 32
-    remedy = "free some space (or give a folder on another disk) and run the same command again; no half-made folder stays"
+    remedy = "free some space or use another disk, then run the same command again; nothing half-made stays"
 
 
 class TagExists(HubError):
@@ -184,7 +184,7 @@ class VerificationFailed(HubError):
     """What came back from the Hub is not what was sent."""
 
     exit_code = 50
-    remedy = "do not announce this commit; run verify again, and if it fails again push again or restore the last tag"
+    remedy = "do not announce this commit; run verify again; if it fails again, push again"
 
 
 def _status_of(error: BaseException) -> int | None:
@@ -193,7 +193,7 @@ def _status_of(error: BaseException) -> int | None:
 
 
 def chain(error: BaseException) -> list[BaseException]:
-    """Return the error and what caused it, outermost first (the LFS upload wraps its causes in RuntimeError)."""
+    """Return the error and what caused it, outermost first (LFS uploads wrap theirs in RuntimeError)."""
     found: list[BaseException] = []
     current: BaseException | None = error
     while current is not None and current not in found:

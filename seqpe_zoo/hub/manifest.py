@@ -39,7 +39,7 @@ def git_sha1_of(path: Path) -> str:
 
 
 def list_files(folder: Path) -> list[str]:
-    """Return every file below a folder as a path with forward slashes, sorted. Links are listed, not followed."""
+    """Return every file below a folder, sorted, with forward slashes. Links are not followed."""
     found = []
     for path in folder.rglob("*"):
         if path.is_symlink() or not path.is_dir():
@@ -69,7 +69,7 @@ def portable_version(portable: Path) -> str | None:
 
 
 def git_sha(folder: Path) -> str | None:
-    """Return the commit of the checkout that `folder` lies in (`+changes` when it differs from it), or None."""
+    """Return the commit `folder` is checked out from (`+changes` when it differs), or None."""
 
     def git(*args: str) -> str | None:
         try:

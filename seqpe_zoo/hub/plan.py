@@ -89,7 +89,7 @@ def remote_tree(client: Client, repo_id: str, revision: str) -> dict[str, Any]:
 
 
 def is_same(entry: Any, sha256: str, git_sha1: str) -> bool:
-    """Say whether a file on the Hub has this content: large files are known by sha256, small ones by git's sha1."""
+    """Say whether a file on the Hub has this content: LFS knows sha256, git its own sha1."""
     return bool(entry.lfs.sha256 == sha256 if entry.lfs else entry.blob_id == git_sha1)
 
 

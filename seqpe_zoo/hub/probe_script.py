@@ -1,4 +1,4 @@
-"""Load a model as a stranger would, run it once, and print what happened as JSON. Runs alone, by path, in a fresh process.
+"""Load a model as a stranger would, run it once, print the outcome as JSON. Runs alone, in a fresh process.
 
 The request on the command line says whether seqpe_zoo is forbidden (`block`: then only the code beside the
 weights can make the model work), imported first (`package_path`), or imported only if timm does not know the
@@ -182,9 +182,9 @@ def main():
         answer["fingerprint"] = summarise(logits)
         if not answer["fingerprint"]["finite"]:
             answer["problems"].append("the logits are not finite")
-    except Exception as error:  # whatever a stranger would see is the answer
+    except Exception as error:  # noqa: BLE001 (whatever a stranger would see is the answer)
         answer["problems"].append(f"{type(error).__name__}: {str(error)[:1500]}")
-    print("PROBE " + json.dumps(answer))
+    sys.stdout.write("PROBE " + json.dumps(answer) + "\n")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .check import check_static, require_receipt
-from .client import ATTEMPTS, Client, retry_wait, whoami
+from .client import ATTEMPTS, Client, request_path, retry_wait, whoami
 from .errors import (
     Conflict,
     HubError,
@@ -143,7 +143,7 @@ def _require_write_access(client: Client, plan: Plan) -> None:
 
 
 def _make_place(client: Client, folder: Path, plan: Plan, progress: Progress) -> Plan:
-    """Create the repository (private) or the branch if the plan says so, and plan again on what is there then."""
+    """Create the repository (private) or branch if planned, and plan again on what is there then."""
     target = plan.target
     if plan.repo_exists and plan.branch_exists:
         return plan
@@ -203,10 +203,9 @@ def send_commit(client: Client, folder: Path, plan: Plan, message: str) -> tuple
 
 
 def _commit_retry_wait(error: Exception, attempt: int) -> float | None:
-    """Return the wait for failures of the two requests the client does not retry: card validation and the commit."""
+    """Return the wait after a failure of the requests the client does not retry: validation, commit."""
     wait = retry_wait(error, attempt)
-    requests = [getattr(link, "request", None) for link in chain(error) if not isinstance(link, RuntimeError)]
-    paths = [request.url.path for request in requests if request is not None]
+    paths = [path for path in map(request_path, chain(error)) if path is not None]
     unretried = any(path.endswith("/validate-yaml") or "/commit/" in path for path in paths)
     return wait if unretried else None
 
@@ -241,7 +240,7 @@ def _find_landed(client: Client, plan: Plan, why: HubError) -> tuple[str, str | 
     except HubError as error:
         raise type(error)(
             f"{why.args[0]}; afterwards the history could not be read ({error.args[0]})",
-            "run the same command again: it finds out whether the commit landed, and never makes a second one",
+            "run the same command again: it finds out whether the commit landed and makes no second one",
         ) from error
     return None
 

@@ -1,4 +1,4 @@
-"""Make the folder that will be published: a fresh one, from allow-listed files only, complete or not there at all.
+"""Make the folder to publish: a fresh one, from allow-listed files only, complete or not there at all.
 
 `stage` copies weights, config, tokenizer and image processor of a run folder, adds the portable code that the
 config's `auto_map` needs, the rendered card and `MANIFEST.json`. Everything is built in a temporary folder
@@ -172,7 +172,7 @@ def _modules_here(config: dict[str, Any], portable: Path) -> list[str]:
 
 
 def _fingerprints(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """Run the staged model once in each library. Where code travels, run the installed code: `check` runs the copy."""
+    """Run the staged model in each library: the installed code where code travels (`check` runs the copy)."""
     from .clean_room import probe
 
     found, problems = {}, []

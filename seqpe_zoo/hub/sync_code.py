@@ -131,8 +131,9 @@ def _diff(old: Path, new: Path, name: str) -> str:
 def _download(client: Client, repo_id: str, commit: str, place: Path, *, with_weights: bool) -> Path:
     from huggingface_hub import snapshot_download
 
+    # The client resumes a download that ends early, but not one whose connection is reset.
     return Path(
-        client.once(
+        client.call(
             f"downloading {repo_id}",
             snapshot_download,
             repo_id,

@@ -35,7 +35,7 @@ class Verified:
 def verify(
     client: Client, repo_id: str, revision: str = "main", *, folder: Path | None = None, load: bool = True
 ) -> Verified:
-    """Download a revision into an empty cache and raise `VerificationFailed` unless everything is as it should be.
+    """Download a revision into an empty cache; raise `VerificationFailed` unless all is as it should be.
 
     Args:
         client: an open client.
@@ -78,8 +78,9 @@ def _refuse_full_disk(needed: int) -> None:
 def _download(client: Client, repo_id: str, commit: str, home: Path) -> Path:
     from huggingface_hub import snapshot_download
 
+    # The client resumes a download that ends early, but not one whose connection is reset.
     return Path(
-        client.once(
+        client.call(
             f"downloading {repo_id} at {commit[:12]}",
             snapshot_download,
             repo_id,

@@ -1,4 +1,4 @@
-"""What the hub tests share: a loopback hub in its own process, the command line in another, small folders to publish."""
+"""What the hub tests share: a loopback hub and the command line in processes of their own, small folders."""
 
 import json
 import os
@@ -26,7 +26,7 @@ tokenizer: false
 """
 
 
-def hub_environment(home: Path, endpoint: str, token: str | None = WRITE_TOKEN, **extra: str) -> dict[str, str]:
+def hub_environment(home: Path, endpoint: str, token: str | None = WRITE_TOKEN, **extra: str) -> dict:
     """Return the environment of a client process: our endpoint, our token, an empty home."""
     env = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
     env |= {

@@ -1,4 +1,4 @@
-"""Run the hub commands without `seqpe_zoo/__init__.py`, which imports torch: a push needs huggingface_hub only.
+"""Run the hub commands without `seqpe_zoo/__init__.py`, which imports torch: a push does not.
 
 `python tests/hub/light.py push ...` behaves as `seqpe-zoo push ...` and starts in a fraction of a second.
 """

@@ -2,10 +2,9 @@
 
 import json
 
-from tests.hub.helpers import REPO, folder_hashes, safetensors_bytes
-
 from seqpe_zoo.hub.check import write_receipt
 from seqpe_zoo.hub.manifest import read_manifest, sha256_of, write_manifest
+from tests.hub.helpers import REPO, folder_hashes, safetensors_bytes
 
 
 def change_weights(folder, values=b"\1" * 64):
@@ -180,7 +179,12 @@ def test_revision_commits_to_a_branch_made_on_request(hub, folder):
 def test_collection_receives_the_repository_once(hub, folder):
     slug = "rehearsal/zoo-000000000000000000000000"
     table = {slug: {"slug": slug, "title": "Zoo", "owner": {"name": "rehearsal"}, "items": [], "position": 0}}
-    table[slug] |= {"lastUpdated": "2026-01-01T00:00:00.000Z", "private": False, "theme": "indigo", "upvotes": 0}
+    table[slug] |= {
+        "lastUpdated": "2026-01-01T00:00:00.000Z",
+        "private": False,
+        "theme": "pink",
+        "upvotes": 0,
+    }
     (hub.root / "collections.json").write_text(json.dumps(table))
     assert hub.push(folder, "--collection", slug).code == 0
     assert hub.push(folder, "--collection", slug).code == 0
@@ -207,7 +211,8 @@ def test_repository_stays_private_when_verification_fails(hub, folder):
 def test_large_files_travel_in_parts(tmp_path, folder):
     from tests.hub.helpers import LoopbackHub
 
-    hub = LoopbackHub.start(tmp_path / "parts", tmp_path / "home", "--multipart-above", "50000", "--chunk-size", "30000")
+    parts = ("--multipart-above", "50000", "--chunk-size", "30000")
+    hub = LoopbackHub.start(tmp_path / "parts", tmp_path / "home", *parts)
     try:
         ran = hub.push(folder)
         assert ran.code == 0, ran.text

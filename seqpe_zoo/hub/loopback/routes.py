@@ -89,7 +89,7 @@ ROUTES: list[Route] = []
 
 
 def route(method: str, pattern: str, step: str, role: str = "read") -> Callable[[Any], Any]:
-    """Register a function for a method and a full path. Roles: `none`, `read` (as the repo allows), `write`."""
+    """Register a function. Roles: `none`, `token`, `read` (as the repo allows), `write`."""
 
     def register(call: Callable[[Hub, Request], Reply]) -> Callable[[Hub, Request], Reply]:
         ROUTES.append(Route(method, re.compile(pattern + r"\Z"), step, role, call))
@@ -212,7 +212,7 @@ def _info(hub: Hub, state: dict[str, Any], revision: str, blobs: bool) -> dict[s
     commit = state["commits"][sha]
     siblings = [_sibling(path, entry, blobs) for path, entry in sorted(commit["tree"].items())]
     card = _card_data(hub, commit["tree"])
-    tags = [tag for tag in (card or {}).get("tags") or []]
+    tags = list((card or {}).get("tags") or [])
     return {
         "_id": "0" * 24,
         "id": state["id"],
@@ -302,7 +302,7 @@ def preupload(hub: Hub, request: Request) -> Reply:
 
 @route("POST", f"/{REPO}\\.git/info/lfs/objects/batch", "lfs-batch", role="write")
 def lfs_batch(hub: Hub, request: Request) -> Reply:
-    """Give upload addresses: none for content that is here, one for small files, one a part for large files."""
+    """Give upload addresses: none for content that is here, one a part for large files."""
     hub.store.load(request.groups["repo"])
     wanted = request.json()
     objects, transfer = [], "basic"

@@ -60,7 +60,7 @@ class Store:
         return self.root / "incoming" / uuid.uuid4().hex
 
     def accept(self, upload: Path, sha256: str) -> None:
-        """Move a finished upload among the blobs; drop and refuse it when its hash is not the promised one."""
+        """Move a finished upload among the blobs; refuse it when its hash is not the promised one."""
         digest = hashlib.sha256()
         with upload.open("rb") as file:
             while piece := file.read(1 << 20):
