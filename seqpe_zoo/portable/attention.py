@@ -44,6 +44,7 @@ def attend(
     mask: Optional[Tensor] = None,
     is_causal: bool = False,
     dropout_p: float = 0.0,
+    largest_bias: int = LARGEST_BIAS,
 ) -> Tensor:
     """Scaled dot-product attention whose scores are (q k^T + f_q f_k^T) / sqrt(D).
 
@@ -55,6 +56,7 @@ def attend(
         mask: bool or additive, broadcastable to (B, H, Lq, Lk).
         is_causal: whether a query sees only keys up to its own index; not together with `mask`.
         dropout_p: dropout of the probabilities.
+        largest_bias: largest bias matrix that is built. An argument, because TorchScript does not see globals.
 
     Returns:
         (B, H, Lq, D).
@@ -64,7 +66,7 @@ def attend(
     scale = q.shape[-1] ** -0.5
     f_q = factors[0]
     rows = f_q.shape[0] if f_q.ndim == 4 else 1
-    if rows * q.shape[1] * q.shape[2] * k.shape[2] > LARGEST_BIAS:
+    if rows * q.shape[1] * q.shape[2] * k.shape[2] > largest_bias:
         width = v.shape[-1]
         q, k, v = widen_heads(q, k, v, factors)
         return F.scaled_dot_product_attention(q, k, v, mask, dropout_p, is_causal, scale=scale)[..., :width]

@@ -42,7 +42,8 @@ class LearnedEmbedding(PositionEncoding):
 
     def encode(self, positions: Tensor, extent: Optional[List[int]] = None) -> Tensor:
         if extent is None:
-            extent = (positions.reshape(-1, self.num_dims).amax(dim=0) + 1).tolist()
+            sizes: List[int] = (positions.reshape(-1, self.num_dims).amax(dim=0) + 1).tolist()
+            extent = sizes
         sides, larger = stretch_beyond(self.trained, extent)
         table = resize_grid_rows(self.weight, self.trained, sides) if larger else self.weight
         return F.embedding(ravel_positions(positions, sides), table)

@@ -66,6 +66,8 @@ class PositionEncoding(nn.Module):
     """Whether data of more dimensions is numbered through in row-major order, prefix tokens first."""
     needs_causal: ClassVar[bool] = False
     Options: ClassVar[Type[Any]] = NoOptions
+    # Filled caches have types that TorchScript does not know, and it reads all attributes of a module.
+    __jit_ignored_attributes__: ClassVar[List[str]] = ["_grid_cache", "_tables", "_tables_of"]
 
     def __init__(
         self,
@@ -106,6 +108,10 @@ class PositionEncoding(nn.Module):
         self.train_shape = None if train_shape is None else tuple(int(size) for size in train_shape)
         self._grid_cache: Dict[Any, Prepared] = {}
 
+    def forward(self, positions: Tensor) -> Tensor:
+        """`encode`, as a call of the module: torch.fx takes it as one node of its graph."""
+        return self.encode(positions)
+
     # Stages. Defaults do nothing.
 
     def encode(self, positions: Tensor, extent: Optional[List[int]] = None) -> Tensor:
@@ -125,8 +131,7 @@ class PositionEncoding(nn.Module):
         """Puts the rows of class and register tokens before those of the other tokens: (..., P + L, W)."""
         if num_prefix == 0:
             return encoded
-        rows = torch.zeros(num_prefix, encoded.shape[-1], dtype=encoded.dtype, device=encoded.device)
-        return prepend_rows(rows, encoded)
+        return prepend_rows(encoded.new_zeros(num_prefix, encoded.shape[-1]), encoded)
 
     def on_input(self, x: Tensor, encoded: Tensor) -> Tensor:
         """Changes the embedded tokens (B, L, C) before the first layer."""
@@ -139,6 +144,11 @@ class PositionEncoding(nn.Module):
     def make_stage(self) -> AttentionStage:
         """Returns the parameter-free module by which one layer's attention uses its terms."""
         return AttentionStage()
+
+    def keep_layers(self, num_layers: int) -> None:
+        """Forgets what belongs to layers beyond the first `num_layers`, which the host has cut off."""
+        self.num_layers = num_layers
+        self.drop_caches()
 
     def check_size(self, largest: int) -> None:
         """Raises ValueError when a position as large as `largest` cannot be encoded."""
@@ -300,9 +310,8 @@ class PositionEncoding(nn.Module):
 
 def prepend_rows(rows: Tensor, encoded: Tensor) -> Tensor:
     """Puts (P, W) rows before (..., L, W), repeating them over leading axes."""
-    rows = rows.to(encoded.dtype)
-    if encoded.ndim == 3:
-        rows = rows.expand(encoded.shape[0], -1, -1)
+    # No look at the number of axes, which torch.fx does not know while it traces.
+    rows = rows.to(encoded.dtype).expand(encoded.shape[:-2] + rows.shape)
     return torch.cat([rows, encoded], dim=-2)
 
 

@@ -46,7 +46,7 @@ class RotaryAxial2D(PositionEncoding):
     def encode_prefix(self, encoded: Tensor, num_prefix: int) -> Tensor:
         if num_prefix == 0:
             return encoded
-        unrotated = join_rotation(torch.zeros(num_prefix, 1, self.head_dim // 2, device=encoded.device))
+        unrotated = join_rotation(encoded.new_zeros(num_prefix, 1, self.head_dim // 2))
         return prepend_rows(unrotated, encoded)
 
     def make_stage(self) -> AttentionStage:

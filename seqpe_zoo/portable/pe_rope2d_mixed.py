@@ -61,7 +61,12 @@ class RotaryMixed2D(PositionEncoding):
     def layer_terms(self, encoded: Tensor) -> List[Tensor]:
         # Float32 whatever the weights are: see `pe_rope.py`.
         angles = torch.einsum("...lx,xnhp->n...lhp", encoded, self.freqs.float())
-        return list(join_rotation(angles).unbind(0))
+        terms = join_rotation(angles)
+        return [terms[layer] for layer in range(self.num_layers)]
+
+    def keep_layers(self, num_layers: int) -> None:
+        super().keep_layers(num_layers)
+        self.freqs = nn.Parameter(self.freqs.detach()[:, :num_layers].clone(), self.freqs.requires_grad)
 
     def make_stage(self) -> AttentionStage:
         return RotateStage(num_heads=self.num_heads)

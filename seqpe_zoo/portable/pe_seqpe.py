@@ -299,6 +299,11 @@ class SeqPE(PositionEncoding):
             return BiasStage(self.position_heads, float(self.options.bias_scale))
         return AttentionStage()
 
+    def keep_layers(self, num_layers: int) -> None:
+        super().keep_layers(num_layers)
+        if len(self.projection) > 1:
+            self.projection = self.projection[:num_layers]
+
     @torch.jit.unused
     def check_size(self, largest: int) -> None:
         check_largest_position(largest, self.capacity, self.base, self.num_digits)
@@ -320,11 +325,12 @@ class SeqPE(PositionEncoding):
         assert self.train_shape is not None
         if extent is None:
             extent = (positions.reshape(-1, self.num_dims).amax(dim=0) + 1).tolist()
-        sides, larger = stretch_beyond(self.train_shape, extent)
+        shape = list(self.train_shape)
+        sides, larger = stretch_beyond(shape, list(extent))
         if not larger:
             return None
-        trained = self.encoder(grid_positions(self.train_shape, device=positions.device))
-        return F.embedding(ravel_positions(positions, sides), resize_grid_rows(trained, self.train_shape, sides))
+        trained = self.encoder(grid_positions(shape, device=positions.device))
+        return F.embedding(ravel_positions(positions, sides), resize_grid_rows(trained, shape, sides))
 
     @torch.jit.unused
     def _prepare_from_table(

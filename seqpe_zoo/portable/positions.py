@@ -60,7 +60,7 @@ def positions_after_cache(past_length: int, length: int, device: Optional[torch.
     return range_positions(length, past_length, device)
 
 
-def ravel_positions(positions: Tensor, sides: Sequence[int]) -> Tensor:
+def ravel_positions(positions: Tensor, sides: List[int]) -> Tensor:
     """Numbers the cells of a box in row-major order: (..., n) positions to (...) indices."""
     index = positions[..., 0]
     for dimension in range(1, len(sides)):
