@@ -1,7 +1,8 @@
 """Attention with position scores, on `scaled_dot_product_attention`.
 
-Position scores come as low-rank factors (see `stages.AttentionStage.score_factors`). There are two exact ways to add
-them: as a bias matrix, or by widening queries and keys, (q ++ f_q) (k ++ f_k)^T, which never holds an L x L matrix.
+Position scores come as low-rank factors (see `stages.AttentionStage.score_factors`). There are two exact
+ways to add them: as a bias matrix, or by widening queries and keys, (q ++ f_q) (k ++ f_k)^T, which never
+holds an L x L matrix.
 """
 
 from typing import Optional, Tuple
@@ -25,7 +26,8 @@ def widen_heads(
 ) -> Tuple[Tensor, Tensor, Tensor]:
     """Appends the factors to queries and keys, and zeros to values.
 
-    Values are padded, because kernels for long sequences want heads of one width. All get a multiple of 8 columns.
+    Values are padded, because kernels for long sequences want heads of one width. All get a multiple of 8
+    columns.
     """
     batch, heads, q_length, width = q.shape
     f_q = factors[0].to(q.dtype).expand(batch, heads, q_length, -1)
@@ -56,7 +58,8 @@ def attend(
         mask: bool or additive, broadcastable to (B, H, Lq, Lk).
         is_causal: whether a query sees only keys up to its own index; not together with `mask`.
         dropout_p: dropout of the probabilities.
-        largest_bias: largest bias matrix that is built. An argument, because TorchScript does not see globals.
+        largest_bias: largest bias matrix that is built. An argument, because TorchScript does not see
+            globals.
 
     Returns:
         (B, H, Lq, D).

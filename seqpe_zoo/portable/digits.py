@@ -1,9 +1,9 @@
 """Digits: positions written in a number system (paper, section 3.2).
 
-A position with n coordinates becomes n * k digits: each coordinate in base b, left-padded with zeros to k digits,
-coordinates one after the other, so (2, 3) with k = 2 is 0 2 0 3. This file knows numbers, not neural networks.
-All functions are tensor arithmetic that loops over the k places, never over positions, and may be scripted, traced,
-compiled and exported. They do not check their input: see `positions.check_positions`.
+A position with n coordinates becomes n * k digits: each coordinate in base b, left-padded with zeros to k
+digits, coordinates one after the other, so (2, 3) with k = 2 is 0 2 0 3. This file knows numbers, not neural
+networks. All functions are tensor arithmetic that loops over the k places, never over positions, and may be
+scripted, traced, compiled and exported. They do not check their input: see `positions.check_positions`.
 """
 
 from typing import List
@@ -54,8 +54,8 @@ def real_digit_mask(digits: Tensor, num_digits: int) -> Tensor:
         num_digits: k.
 
     Returns:
-        Bool tensor (..., n * k), true for real digits. Whether a digit is real depends on the digits before it
-        alone, which is what allows prefixes to be shared under padding masks.
+        Bool tensor (..., n * k), true for real digits. Whether a digit is real depends on the digits before
+        it alone, which is what allows prefixes to be shared under padding masks.
     """
     places = digits.unflatten(-1, [digits.shape[-1] // num_digits, num_digits])
     seen = (places != 0).long().cumsum(dim=-1) > 0

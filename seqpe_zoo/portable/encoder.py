@@ -1,9 +1,10 @@
 """The position encoder of the paper (section 3.2): positions in, vectors out.
 
-Digit, digit-place and dimension embeddings are summed, [CLS] is appended last, a named sequence model reads the
-sequence, and the state of [CLS] is normalised and projected. Equal positions are encoded once, and positions that
-share leading digits share that computation wherever it is exact (see `prefix_tree.py`). Memory in inference is
-bounded by `chunk_size`. What is done with the vectors is the business of `pe_seqpe.py`.
+Digit, digit-place and dimension embeddings are summed, [CLS] is appended last, a named sequence model reads
+the sequence, and the state of [CLS] is normalised and projected. Equal positions are encoded once, and
+positions that share leading digits share that computation wherever it is exact (see `prefix_tree.py`).
+Memory in inference is bounded by `chunk_size`. What is done with the vectors is the business of
+`pe_seqpe.py`.
 """
 
 from typing import Dict, Optional, Tuple
@@ -41,10 +42,10 @@ class PositionEncoder(nn.Module):
         attention_dropout: dropout of the encoder's attention probabilities.
         final_norm: whether the state of [CLS] is normalised before the projection.
         temperature: the output is divided by it.
-        mask_padding: whether the zeros that pad a coordinate are hidden from attention. The release leaves them
-            visible in all its runs, and so does the default.
-        allow_absent: whether a coordinate may be -1, "not there", and is then hidden: for batches that mix text
-            and images.
+        mask_padding: whether the zeros that pad a coordinate are hidden from attention. The release leaves
+            them visible in all its runs, and so does the default.
+        allow_absent: whether a coordinate may be -1, "not there", and is then hidden: for batches that mix
+            text and images.
         chunk_size: positions encoded at a time in inference.
     """
 
@@ -65,7 +66,7 @@ class PositionEncoder(nn.Module):
         temperature: float = 1.0,
         mask_padding: bool = False,
         allow_absent: bool = False,
-        chunk_size: int = 2048,
+        chunk_size: int = 1024,
     ) -> None:
         super().__init__()
         self.base, self.num_digits, self.num_dims = base, num_digits, num_dims
@@ -76,8 +77,8 @@ class PositionEncoder(nn.Module):
         self.inverse_temperature = 1.0 / temperature
 
         self.digit_embedding = nn.Parameter(torch.empty(base, dim))  # T
-        # O has a row for each place of the whole sequence, as in the release; the paper says k rows, shared by the
-        # dimensions. With n * k rows the authors' checkpoints load.
+        # O has a row for each place of the whole sequence, as in the release; the paper says k rows, shared
+        # by the dimensions. With n * k rows the authors' checkpoints load.
         self.place_embedding = nn.Parameter(torch.empty(num_dims * num_digits, dim))
         # With one dimension D is a constant, and the paper fixes it at zero.
         self.dimension_embedding = nn.Parameter(torch.empty(num_dims, dim)) if num_dims > 1 else None
@@ -117,7 +118,7 @@ class PositionEncoder(nn.Module):
         return encoded.reshape(shape[:-1] + [self.out_dim])
 
     def encode_each(self, positions: Tensor) -> Tensor:
-        """Encodes (N, n) positions one by one with static shapes, sharing nothing between them; returns (N, P)."""
+        """Encodes (N, n) positions one by one, with static shapes and nothing shared; returns (N, P)."""
         tokens, visible = self._tokens(positions)
         return self._project(self.model(self._vocabulary(), self.cls_embedding, tokens, visible))
 
@@ -151,13 +152,13 @@ class PositionEncoder(nn.Module):
 
     def _vocabulary(self) -> Tensor:
         """Input vectors of all (place, digit) pairs, (n * k * b, d): T[digit] + O[place] + D[dimension]."""
-        places = self.place_embedding
+        places: Tensor = self.place_embedding
         if self.dimension_embedding is not None:
             places = places + self.dimension_embedding.repeat_interleave(self.num_digits, dim=0)
         return (places.unsqueeze(1) + self.digit_embedding).flatten(0, 1)
 
     def _tokens(self, positions: Tensor) -> Tuple[Tensor, Optional[Tensor]]:
-        """Turns positions (N, n) into vocabulary entries (N, n * k) and tells which of them may be attended to."""
+        """Turns positions (N, n) into vocabulary entries (N, n * k) and tells which may be attended to."""
         visible: Optional[Tensor] = None
         if self.allow_absent:
             visible = self._present(positions)

@@ -34,7 +34,8 @@ def resize_grid_rows(rows: Tensor, shape: List[int], new_shape: List[int]) -> Te
 def stretch_beyond(trained: List[int], extent: List[int]) -> Tuple[List[int], bool]:
     """Returns the grid to interpolate to and whether it is larger than the trained one in any dimension.
 
-    A dimension that is not larger keeps its trained size, so that short inputs see the rows they were trained on.
+    A dimension that is not larger keeps its trained size, so that short inputs see the rows they were
+    trained on.
     """
     target = [max(old, new) for old, new in zip(trained, extent)]
     return target, target != trained

@@ -28,19 +28,23 @@ def distance_contrastive_loss(
         pivot: (B, P).
         candidates: (B, m, P).
         nearest: (B,), which candidate is nearest to the pivot.
-        ignored: bool (B, m), candidates that take no part. The release lets chance decide between equally near
-            candidates and trains the other as a negative; ours leaves the other out.
+        ignored: bool (B, m), candidates that take no part. The release lets chance decide between equally
+            near candidates and trains the other as a negative; ours leaves the other out.
         num_heads: similarities are taken head by head; the paper and the runs of the release use 1.
         scale: similarities are multiplied by it; 1 in the paper.
         label_smoothing: as in cross entropy; 0 in the paper.
     """
     batch, count, width = candidates.shape
     heads = (num_heads, width // num_heads)
-    similarity = torch.einsum("bhp,bmhp->bhm", pivot.unflatten(-1, heads), candidates.unflatten(-1, heads)) * scale
+    similarity = (
+        torch.einsum("bhp,bmhp->bhm", pivot.unflatten(-1, heads), candidates.unflatten(-1, heads)) * scale
+    )
     if ignored is not None:
         similarity = similarity.masked_fill(ignored.unsqueeze(1), float("-inf"))
     labels = nearest.repeat_interleave(num_heads)
-    return F.cross_entropy(similarity.reshape(batch * num_heads, count), labels, label_smoothing=label_smoothing)
+    return F.cross_entropy(
+        similarity.reshape(batch * num_heads, count), labels, label_smoothing=label_smoothing
+    )
 
 
 def ood_distillation_loss(
@@ -70,7 +74,9 @@ def ood_distillation_loss(
     fixed = _log_similarity(teacher, num_heads, scale)
     if form == "paper":
         if student_weight != 1.0:
-            raise ValueError(f"student_weight={student_weight} belongs to ood_form='release'; the paper's is 1")
+            raise ValueError(
+                f"student_weight={student_weight} belongs to ood_form='release'; the paper's is 1"
+            )
         divergence = F.kl_div(to_learn, fixed.detach(), reduction="none", log_target=True)
         return divergence.sum(-1).mean()
     loss = student_weight * _release_metric(form, to_learn, fixed.detach())
@@ -88,8 +94,8 @@ def _log_similarity(vectors: Tensor, num_heads: int, scale: float) -> Tensor:
 def _release_metric(form: str, student: Tensor, teacher: Tensor) -> Tensor:
     if form == "release_mse":
         return F.mse_loss(student, teacher)
-    forwards = F.kl_div(student, teacher, reduction="mean", log_target=True)
-    return forwards + F.kl_div(teacher, student, reduction="mean", log_target=True)
+    forwards = F.kl_div(student, teacher, reduction="none", log_target=True).mean()
+    return forwards + F.kl_div(teacher, student, reduction="none", log_target=True).mean()
 
 
 def warmup_ratio(step: int, warmup_steps: int) -> float:

@@ -1,8 +1,8 @@
 """Attention with linear biases (Press et al. 2021), for causal language models.
 
-A score loses slope * distance. As softmax ignores what is equal for all keys of a query, adding slope * key position
-is the same, and this has rank one, so no L x L matrix is built. Positions enter as 256 * high + low: both parts are
-exact in bfloat16 up to position 65,535, where the position itself would not be.
+A score loses slope * distance. As softmax ignores what is equal for all keys of a query, adding slope * key
+position is the same, and this has rank one, so no L x L matrix is built. Positions enter as 256 * high +
+low: both parts are exact in bfloat16 up to position 65,535, where the position itself would not be.
 """
 
 import math
@@ -22,7 +22,8 @@ class ALiBiOptions:
 
     Attributes:
         scaled: whether the bias is divided by sqrt(D) together with the scores, as in the SeqPE paper and its
-            release, whose slopes are therefore 8 times weaker at D = 64. The original ALiBi, the default, is not.
+            release, whose slopes are therefore 8 times weaker at D = 64. The original ALiBi, the default, is
+            not.
     """
 
     scaled: bool = False
@@ -59,7 +60,7 @@ class LinearBiasStage(AttentionStage):
 
 
 def alibi_slopes(num_heads: int) -> List[float]:
-    """Returns the slopes of Press et al.: a geometric series for powers of two, else two series interleaved."""
+    """Returns the slopes of Press et al.: a geometric series, or two interleaved unless H is 2 ** x."""
     power = 2 ** math.floor(math.log2(num_heads))
     slopes = [2 ** (-8.0 * (head + 1) / power) for head in range(power)]
     if power < num_heads:

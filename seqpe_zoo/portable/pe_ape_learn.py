@@ -1,8 +1,8 @@
 """Learned absolute position embedding (GPT-2, ViT), added to the input.
 
-Beyond the trained context the table is stretched: linearly for text, bicubically for images, as in the paper. The
-parameter of the table is called `weight`, so that a GPT-2 that keeps this encoding in `wpe` loads GPT-2's weights
-by name.
+Beyond the trained context the table is stretched: linearly for text, bicubically for images, as in the
+paper. The parameter of the table is called `weight`, so that a GPT-2 that keeps this encoding in `wpe` loads
+GPT-2's weights by name.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Sinusoidal absolute position embedding (Vaswani et al. 2017), added to the input.
 
-Even columns are sines, odd columns cosines of the same angle. Grids are numbered through in row-major order with
-prefix tokens first, as the authors' release does for images.
+Even columns are sines, odd columns cosines of the same angle. Grids are numbered through in row-major order
+with prefix tokens first, as the authors' release does for images.
 """
 
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ class SinusoidalOptions:
 
     Attributes:
         base: longest wavelength is 2 pi times it.
-        scale: amplitude. With 1.0, as in the release, the table drowns embeddings initialised at 0.02; the original
-            transformer multiplied its embeddings by sqrt(C) instead.
+        scale: amplitude. With 1.0, as in the release, the table drowns embeddings initialised at 0.02; the
+            original transformer multiplied its embeddings by sqrt(C) instead.
     """
 
     base: float = 10000.0

@@ -20,7 +20,7 @@ from .positions import grid_positions
 from .stages import AttentionStage
 
 LARGEST_GRID_CACHE = 8
-"""Grids whose prepared tensors are kept in inference; a service sees few resolutions, a benchmark a handful."""
+"""Grids whose prepared tensors are kept in inference; a service sees few resolutions."""
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,13 @@ class PositionEncoding(nn.Module):
         super().__init__()
         self.options = parse_options(self.name, self.Options, options)
         if num_heads is not None and dim % num_heads:
-            raise ValueError(f"dim={dim} is not divisible by num_heads={num_heads}; choose heads that divide it")
+            raise ValueError(
+                f"dim={dim} is not divisible by num_heads={num_heads}; choose heads that divide it"
+            )
         if num_dims < 1:
-            raise ValueError(f"num_dims={num_dims} must be at least 1: one coordinate per dimension of the data")
+            raise ValueError(
+                f"num_dims={num_dims} must be at least 1: one coordinate per dimension of the data"
+            )
         if self.supported_dims and num_dims not in self.supported_dims and not self.flattens:
             raise ValueError(
                 f"position encoding {self.name!r} handles {sorted(self.supported_dims)}-dimensional data, "
@@ -119,8 +123,8 @@ class PositionEncoding(nn.Module):
 
         Args:
             positions: (..., L, n).
-            extent: size of the context that the positions come from, when it is known: all coordinates are below
-                it. Methods that interpolate stretch their trained context over it.
+            extent: size of the context that the positions come from, when it is known: all coordinates are
+                below it. Methods that interpolate stretch their trained context over it.
 
         Returns:
             (..., L, W).
@@ -245,8 +249,8 @@ class PositionEncoding(nn.Module):
             batch_size: examples of the step, which may be shifted one by one.
 
         Returns:
-            Encoded positions (R, L, W) or (L, W); for each example its row among R (B,), None when all share one
-            or have their own; and the losses, None where there are none.
+            Encoded positions (R, L, W) or (L, W); for each example its row among R (B,), None when all share
+            one or have their own; and the losses, None where there are none.
         """
         return self.encode(positions), None, None
 
@@ -254,9 +258,10 @@ class PositionEncoding(nn.Module):
     def prepare_for_training(
         self, positions: Tensor, window: Sequence[int], batch_size: int, num_prefix: int = 0
     ) -> Tuple[Prepared, Optional[PositionLosses]]:
-        """`prepare` of a training step: tensors of the result are (B, L, .) when examples are shifted, else (L, .).
+        """`prepare` of a training step.
 
-        Projections run on the different rows alone, before these are laid out over the batch.
+        Tensors of the result are (B, L, .) when examples are shifted one by one, else (L, .). Projections
+        run on the different rows alone, before these are laid out over the batch.
         """
         encoded, rows, losses = self.encode_for_training(positions, window, batch_size)
         encoded = self.encode_prefix(encoded, num_prefix)
@@ -294,7 +299,7 @@ class PositionEncoding(nn.Module):
 
     def _apply(self, *args: Any, **kwargs: Any) -> "PositionEncoding":
         self.drop_caches()
-        return super()._apply(*args, **kwargs)
+        return super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     def __getstate__(self) -> Dict[str, Any]:
         return {**self.__dict__, "_grid_cache": {}}
@@ -325,5 +330,7 @@ def parse_options(name: str, options_class: Type[Any], given: Dict[str, Any]) ->
     unknown = sorted(set(given) - set(known))
     if unknown:
         listed = ", ".join(known) if known else "none"
-        raise TypeError(f"position encoding {name!r} has no option {', '.join(unknown)}; its options are: {listed}")
+        raise TypeError(
+            f"position encoding {name!r} has no option {', '.join(unknown)}; its options are: {listed}"
+        )
     return options_class(**given)

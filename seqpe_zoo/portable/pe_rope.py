@@ -37,7 +37,9 @@ class Rotary(PositionEncoding):
     def __init__(self, dim: int, **kwargs: object) -> None:
         super().__init__(dim, **kwargs)  # type: ignore[arg-type]
         if self.head_dim % 2:
-            raise ValueError(f"rope rotates pairs: the head width {self.head_dim} must be even (dim / num_heads)")
+            raise ValueError(
+                f"rope rotates pairs: the head width {self.head_dim} must be even (dim / num_heads)"
+            )
         self.base = float(self.options.base)
 
     def encode(self, positions: Tensor, extent: Optional[List[int]] = None) -> Tensor:

@@ -1,7 +1,7 @@
 """Rotary position embedding for images, axis by axis (Heo et al. 2024, "RoPE2D").
 
-The first half of the pairs turns with the column, the second half with the row. Class and register tokens are not
-rotated.
+The first half of the pairs turns with the column, the second half with the row. Class and register tokens
+are not rotated.
 """
 
 from dataclasses import dataclass
@@ -57,6 +57,6 @@ def check_head_dim(name: str, head_dim: int) -> None:
     """Raises ValueError when pairs cannot be divided between two axes."""
     if head_dim % 4:
         raise ValueError(
-            f"{name} divides pairs between rows and columns: the head width {head_dim} (dim / num_heads) must be a "
-            "multiple of 4; choose another number of heads"
+            f"{name} divides pairs between rows and columns: the head width {head_dim} (dim / num_heads) "
+            "must be a multiple of 4; choose another number of heads"
         )

@@ -1,7 +1,8 @@
 """Rotary position embedding for images with learned directions (Heo et al. 2024, "RoPE2D-Mix").
 
-Each layer, head and pair learns a frequency for the column and one for the row. Class and register tokens are not
-rotated. The release scrambles heads and positions when it applies the table; this is the method as published.
+Each layer, head and pair learns a frequency for the column and one for the row. Class and register tokens
+are not rotated. The release scrambles heads and positions when it applies the table; this is the method as
+published.
 """
 
 import math

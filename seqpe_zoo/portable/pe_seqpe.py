@@ -1,8 +1,8 @@
 """SeqPE: positions as digit sequences, read by a small transformer (the paper's method).
 
-This file ties the pieces together: the encoder, the integration into the host (AttnMul, AttnSum, AttnBias or the
-input), W_PE, the lookup tables of inference, and in training the random shift and the two objectives, all of whose
-positions go through one encoder call.
+This file ties the pieces together: the encoder, the integration into the host (AttnMul, AttnSum, AttnBias or
+the input), W_PE, the lookup tables of inference, and in training the random shift and the two objectives,
+all of whose positions go through one encoder call.
 """
 
 import math
@@ -51,15 +51,19 @@ class SeqPEOptions:
         attention_dropout: dropout of its attention probabilities.
         final_norm: normalise the state of [CLS] before the output projection.
         temperature: the vectors are divided by it.
-        mask_padding: hide padding zeros from attention; the paper and all runs of the release leave them visible.
+        mask_padding: hide padding zeros from attention; the paper and all runs of the release leave them
+            visible.
         allow_absent: coordinates may be -1, "not there", for batches that mix text and images.
-        integration: "mul", "sum", "bias" or "input". By default the paper's choice, "bias" in one dimension and
+        integration: "mul", "sum", "bias" or "input". By default the paper's choice, "bias" in one dimension
+            and
             "mul" in more; "input" when the host names no attention heads.
-        projection: W_PE "per_layer", "shared" by all layers, or "none". By default "shared" in one dimension and
+        projection: W_PE "per_layer", "shared" by all layers, or "none". By default "shared" in one dimension
+            and
             "per_layer" in more, as in the paper's runs.
         multi_head: vectors as wide as the host, split between its heads; else one head, shared by all.
         bias_scale: factor of the position scores of "bias".
-        projection_init: "release" initialises W_PE near zero, so that "mul" starts with attention switched off;
+        projection_init: "release" initialises W_PE near zero, so that "mul" starts with attention switched
+            off;
             "identity" starts its factors at 1, so that attention starts as without positions.
         extrapolation: "extend" encodes unseen positions; "interpolate" stretches the vectors of the training
             context over a larger one.
@@ -73,7 +77,8 @@ class SeqPEOptions:
         num_pivots: pivots of the contrastive objective a step.
         num_candidates: [m] candidates a pivot.
         num_starts: shifted contexts of the distillation objective a step.
-        num_transfer: [m] positions compared in each of them. The paper has 32 for both; the release 64 for images.
+        num_transfer: [m] positions compared in each of them. The paper has 32 for both; the release 64 for
+            images.
         hard_ratio: share of lexical twins among global candidates.
         local_probability: share of pivots with local candidates.
         local_range: smallest number of positions in a local region.
@@ -102,7 +107,7 @@ class SeqPEOptions:
     bias_scale: float = 1.0
     projection_init: str = "release"
     extrapolation: str = "extend"
-    chunk_size: int = 2048
+    chunk_size: int = 1024
     distance_weight: float = 0.1
     ood_weight: float = 0.1
     shift_probability: float = 0.1
@@ -145,7 +150,7 @@ class SeqPEOptions:
 
 
 class _StepPositions(NamedTuple):
-    """All positions of a training step, flattened for one encoder call, and how many of them belong to what."""
+    """The drawn positions of a training step, flattened for one encoder call, and their counts."""
 
     flat: Tensor
     sizes: List[int]
@@ -162,13 +167,14 @@ class SeqPE(PositionEncoding):
     >>> pe(torch.tensor([[2, 3], [13, 0]])).shape
     torch.Size([2, 384])
 
-    Inside a host it is a `PositionEncoding` like any other. Arguments of the host as in `PositionEncoding`; options
-    as in `SeqPEOptions`.
+    Inside a host it is a `PositionEncoding` like any other. Arguments of the host as in `PositionEncoding`;
+    options as in `SeqPEOptions`.
 
     Attributes:
-        distance_function: distance of the contrastive objective; assign your own, taking (B, 1, n) and (B, m, n)
-            positions and returning (B, m) distances.
-        generator: source of randomness of the training positions; by default seeded from PyTorch's global one.
+        distance_function: distance of the contrastive objective; assign your own, taking (B, 1, n) and (B,
+            m, n) positions and returning (B, m) distances.
+        generator: source of randomness of the training positions; by default seeded from PyTorch's global
+            one.
     """
 
     name = "seqpe"
@@ -184,7 +190,9 @@ class SeqPE(PositionEncoding):
         default = ("bias" if self.num_dims == 1 else "mul") if in_attention else "input"
         self.integration = options.integration or default
         if self.integration != "input" and not in_attention:
-            raise ValueError(f"integration={self.integration!r} works in attention: give num_heads of the host")
+            raise ValueError(
+                f"integration={self.integration!r} works in attention: give num_heads of the host"
+            )
         self.projection_mode = options.projection or ("shared" if self.num_dims == 1 else "per_layer")
         self.position_heads = self.num_heads if options.multi_head else 1
         width = dim if options.multi_head or self.integration == "input" else self.head_dim
@@ -198,12 +206,14 @@ class SeqPE(PositionEncoding):
         encoder_heads = options.encoder_heads or max(1, encoder_dim // 64)
         if encoder_dim % encoder_heads:
             raise ValueError(
-                f"encoder_dim={encoder_dim} is not divisible by encoder_heads={encoder_heads}; set encoder_heads"
+                f"encoder_dim={encoder_dim} is not divisible by encoder_heads={encoder_heads}; "
+                "set encoder_heads"
             )
         self.ood_heads = options.ood_heads or encoder_heads
         if options.ood_weight > 0 and width % self.ood_heads:
             raise ValueError(
-                f"vectors of width {width} do not split into ood_heads={self.ood_heads}; set ood_heads to a divisor"
+                f"vectors of width {width} do not split into ood_heads={self.ood_heads}; "
+                "set ood_heads to a divisor"
             )
         self.encoder = PositionEncoder(
             width,
@@ -223,7 +233,8 @@ class SeqPE(PositionEncoding):
             options.allow_absent,
             options.chunk_size,
         )
-        # Class and register tokens have no place in the grid; each learns a vector of its own, as in the release.
+        # Class and register tokens have no place in the grid; each learns a vector of its own, as in the
+        # release.
         self.prefix = nn.Parameter(torch.empty(self.num_prefix, width)) if self.num_prefix else None
         copies = {"per_layer": self.num_layers, "shared": 1, "none": 0}[self.projection_mode]
         if self.integration == "input":
@@ -231,6 +242,7 @@ class SeqPE(PositionEncoding):
         self.projection = nn.ModuleList([nn.Linear(width, 2 * width) for _ in range(copies)])
         if options.warmup_steps > 0:
             self.register_buffer("objective_step", torch.zeros((), dtype=torch.long))
+        self.frozen_table: Optional[Tensor]
         self.register_buffer("frozen_table", None, persistent=False)
         self.frozen_sides: List[int] = []
         self.distance_function: DistanceFunction = DISTANCES[options.distance]
@@ -240,7 +252,7 @@ class SeqPE(PositionEncoding):
         self.reset_parameters()
 
     def reset_parameters(self, std: float = 0.02) -> None:
-        """Initialises with normal weights of `std`, as the release; see `projection_init` for the exception."""
+        """Initialises with normal weights of `std`, as the release; but see `projection_init`."""
         self.encoder.reset_parameters(std)
         if self.prefix is not None:
             nn.init.normal_(self.prefix, std=std)
@@ -259,8 +271,7 @@ class SeqPE(PositionEncoding):
             ValueError: positions are not integers, negative, of another number of dimensions or too large.
         """
         if not torch.jit.is_scripting():
-            if not (torch.compiler.is_compiling() or torch.jit.is_tracing()):
-                check_positions(positions, self.num_dims, self.base, self.num_digits, self.options.allow_absent)
+            self._check_positions(positions)
         return self.encode(positions)
 
     def encode(self, positions: Tensor, extent: Optional[List[int]] = None) -> Tensor:
@@ -305,6 +316,11 @@ class SeqPE(PositionEncoding):
             self.projection = self.projection[:num_layers]
 
     @torch.jit.unused
+    def _check_positions(self, positions: Tensor) -> None:
+        if not (torch.compiler.is_compiling() or torch.jit.is_tracing()):
+            check_positions(positions, self.num_dims, self.base, self.num_digits, self.options.allow_absent)
+
+    @torch.jit.unused
     def check_size(self, largest: int) -> None:
         check_largest_position(largest, self.capacity, self.base, self.num_digits)
 
@@ -336,7 +352,8 @@ class SeqPE(PositionEncoding):
     def _prepare_from_table(
         self, positions: Tensor, num_prefix: int, extent: Optional[List[int]]
     ) -> Optional[Prepared]:
-        # Grids are kept whole by `prepare_grid`; here are the positions of text, which come a token at a time.
+        # Grids are kept whole by `prepare_grid`; here are the positions of text, which come a token at a
+        # time.
         if num_prefix > 0 or self.num_dims > 1 or self.interpolates or not self._may_use_tables():
             return None
         return self._prepared(self._table("terms").lookup(positions, None if extent is None else max(extent)))
@@ -353,7 +370,7 @@ class SeqPE(PositionEncoding):
         return Prepared(columns[0], columns * self.num_layers if len(columns) == 1 else columns)
 
     def _table(self, kind: str) -> PositionTable:
-        """Returns the table of "vectors" or of "terms", empty when any parameter has changed since it was filled."""
+        """Returns the table of "vectors" or of "terms"; a new one when any parameter has changed."""
         current = self._fingerprint()
         if current != self._tables_of:
             self._tables, self._tables_of = {}, current
@@ -364,13 +381,21 @@ class SeqPE(PositionEncoding):
         return self._tables[kind]
 
     def _compute_vectors(self, positions: Tensor) -> List[Tensor]:
-        # Normal tensors even inside inference_mode, so that a frozen encoder can serve a model that trains; full
-        # precision even under autocast, so that the table does not depend on who asked first.
-        with torch.inference_mode(False), torch.no_grad(), torch.autocast(positions.device.type, enabled=False):
+        # Normal tensors even inside inference_mode, so that a frozen encoder can serve a model that trains;
+        # full precision even under autocast, so that the table does not depend on who asked first.
+        with (
+            torch.inference_mode(False),
+            torch.no_grad(),
+            torch.autocast(positions.device.type, enabled=False),
+        ):
             return [self.encoder(positions)]
 
     def _compute_terms(self, positions: Tensor) -> List[Tensor]:
-        with torch.inference_mode(False), torch.no_grad(), torch.autocast(positions.device.type, enabled=False):
+        with (
+            torch.inference_mode(False),
+            torch.no_grad(),
+            torch.autocast(positions.device.type, enabled=False),
+        ):
             terms = self.layer_terms(self.encoder(positions))
             return terms if len(self.projection) > 1 else terms[:1]
 
@@ -379,14 +404,17 @@ class SeqPE(PositionEncoding):
         return self.frozen_table is None and numbered and self._may_cache()
 
     def freeze_to_table(self, max_position: Optional[int] = None) -> "SeqPE":
-        """Replaces the encoder by a table of the positions below `max_position` in each dimension, for export.
+        """Replaces the encoder by a table, for export.
 
-        The weights stay, and `unfreeze` brings the encoder back. A position outside of the table is an index error.
+        The table holds the positions below `max_position` in each dimension. The weights stay, and
+        `unfreeze` brings the encoder back. A position outside of the table is an index error.
         """
         limit = max_position or min(self.capacity, self.universe)
         self.check_size(limit - 1)
         if self.options.allow_absent or self.interpolates:
-            raise ValueError("a table holds plain positions only: allow_absent and interpolation cannot be frozen")
+            raise ValueError(
+                "a table holds plain positions only: allow_absent and interpolation cannot be frozen"
+            )
         self.unfreeze()
         self.frozen_sides = [limit] * self.num_dims
         device = self.encoder.cls_embedding.device
@@ -417,7 +445,7 @@ class SeqPE(PositionEncoding):
         return self.training and options.distance_weight + options.ood_weight + options.shift_probability > 0
 
     @torch.jit.unused
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def encode_for_training(
         self, positions: Tensor, window: Sequence[int], batch_size: int
     ) -> Tuple[Tensor, Optional[Tensor], Optional[PositionLosses]]:
@@ -435,7 +463,7 @@ class SeqPE(PositionEncoding):
         encoded = main.reshape(*positions.shape[:-1], self.width)
         return encoded, rows, self._losses(parts, step)
 
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def position_losses(self, window: Optional[Sequence[int]] = None) -> PositionLosses:
         """Draws positions and returns the two objectives, for training loops that add them themselves.
 
@@ -444,7 +472,9 @@ class SeqPE(PositionEncoding):
         """
         window = window or self.train_shape
         if window is None:
-            raise ValueError("the training context is unknown: give window, as (512,) or (14, 14), or train_shape")
+            raise ValueError(
+                "the training context is unknown: give window, as (512,) or (14, 14), or train_shape"
+            )
         step = self._draw_objectives(list(window), self.encoder.cls_embedding.device)
         return self._losses(list(self.encoder(step.flat).split(step.sizes)), step)
 
@@ -484,7 +514,9 @@ class SeqPE(PositionEncoding):
             drawn += [contrastive.pivots, contrastive.candidates]
             nearest, tied = contrastive.nearest, contrastive.tied
         if options.ood_weight > 0:
-            drawn += sample_transfer(window, self.universe, options.num_starts, options.num_transfer, generator)
+            drawn += sample_transfer(
+                window, self.universe, options.num_starts, options.num_transfer, generator
+            )
         flat = [part.reshape(-1, self.num_dims).to(device) for part in drawn]
         empty = torch.empty(0, self.num_dims, dtype=torch.long, device=device)
         return _StepPositions(torch.cat([empty, *flat]), [part.shape[0] for part in flat], nearest, tied)
@@ -519,8 +551,8 @@ class SeqPE(PositionEncoding):
         universe = int(wanted if wanted is not None else min(self.capacity, PAPER_MAX_POSITION))
         if universe > self.capacity:
             raise ValueError(
-                f"max_position={universe} does not fit into num_digits={self.num_digits} digits of base {self.base}, "
-                f"which write positions up to {self.capacity - 1}; lower it or use more digits"
+                f"max_position={universe} does not fit into num_digits={self.num_digits} digits of base "
+                f"{self.base}, which write positions up to {self.capacity - 1}; lower it or use more digits"
             )
         if self.options.distance_weight > 0 and universe**self.num_dims <= self.options.num_candidates + 1:
             raise ValueError(

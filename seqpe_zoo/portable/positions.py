@@ -1,9 +1,9 @@
 """Positions: where tokens are, as integer tensors of shape (..., n).
 
-Everything that makes positions lives here: ranges for text, grids for images and volumes, positions counted over a
-padding mask or continued after a cache. Positions are validated here, where they are made, with Python integers
-where those are known, so that the hot path never waits for a device. Turning positions into digits is the business
-of `digits.py`.
+Everything that makes positions lives here: ranges for text, grids for images and volumes, positions counted
+over a padding mask or continued after a cache. Positions are validated here, where they are made, with Python
+integers where those are known, so that the hot path never waits for a device. Turning positions into digits
+is the business of `digits.py`.
 """
 
 import math
@@ -90,8 +90,8 @@ def check_largest_position(largest: int, capacity: int, base: int, num_digits: i
         needed += 1
     raise ValueError(
         f"position {largest} needs more than num_digits={num_digits} digits in base {base}; "
-        f"the largest allowed position is {capacity - 1}. Use num_digits={needed} (a model trained with fewer "
-        "digits has no embeddings for more of them), or keep sequences and images below that size."
+        f"the largest allowed position is {capacity - 1}. Use num_digits={needed} (a model trained with "
+        "fewer digits has no embeddings for more of them), or keep sequences and images below that size."
     )
 
 
@@ -101,7 +101,8 @@ def check_positions(
     """Validates positions that came from outside; reads their values, so on a GPU it waits for the device.
 
     Raises:
-        ValueError: positions are not integers, have another number of dimensions, are negative, or do not fit.
+        ValueError: positions are not integers, have another number of dimensions, are negative, or do not
+            fit.
     """
     capacity = base**num_digits
     if positions.dtype.is_floating_point or positions.dtype.is_complex or positions.dtype == torch.bool:
@@ -111,7 +112,7 @@ def check_positions(
         )
     if positions.ndim == 0 or positions.shape[-1] != num_dims:
         raise ValueError(
-            f"positions must have shape (..., {num_dims}), one coordinate (0 to {capacity - 1}) per dimension; "
+            f"positions must have shape (..., {num_dims}), a coordinate (0 to {capacity - 1}) per dimension; "
             f"got {tuple(positions.shape)}."
             + (" Add the missing axis with positions.unsqueeze(-1)." if num_dims == 1 else "")
         )

@@ -1,8 +1,9 @@
 """The tree of shared prefixes of a set of digit sequences.
 
 Under causal attention the state of a digit depends on the digits before it alone, so all positions that share
-leading digits share those states: 0..19999 with five digits are 120,000 tokens but 22,222 different prefixes. This
-file finds them with sorting and comparing; `sequence_transformer.py` and `sequence_gru.py` compute on them.
+leading digits share those states: 0..19999 with five digits are 120,000 tokens but 22,222 different
+prefixes. This file finds them with sorting and comparing; `sequence_transformer.py` and `sequence_gru.py`
+compute on them.
 """
 
 from typing import NamedTuple, Optional, Tuple
@@ -32,8 +33,8 @@ def sort_unique_positions(positions: Tensor, capacity: int) -> Tuple[Tensor, Opt
         capacity: coordinates are below it.
 
     Returns:
-        The unique positions (U, n) and, for each input position, its number among them (N,); None instead when the
-        input was sorted and unique already, which saves the copy.
+        The unique positions (U, n) and, for each input position, its number among them (N,); None instead
+        when the input was sorted and unique already, which saves the copy.
     """
     num_dims = positions.shape[-1]
     if (capacity + 1) ** num_dims >= 2**63:  # a single integer cannot number all positions
@@ -59,7 +60,9 @@ def build_prefix_tree(symbols: Tensor) -> PrefixTree:
         symbols: (U, T), rows different and sorted lexicographically.
     """
     starts_prefix = torch.ones_like(symbols, dtype=torch.bool)
-    differs = (symbols[1:] != symbols[:-1]).long().cumsum(dim=1) > 0  # differs from the row above at or before t
+    differs = (symbols[1:] != symbols[:-1]).long().cumsum(
+        dim=1
+    ) > 0  # differs from the row above at or before t
     starts_prefix[1:] = differs
     counts = starts_prefix.sum(dim=0)
     ends = counts.cumsum(dim=0)

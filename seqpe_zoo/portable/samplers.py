@@ -1,8 +1,9 @@
 """Which positions the objectives see (paper, appendix A): drawn anew for every step, vectorised, seeded.
 
-Contrastive sets hold lexical twins of a pivot among positions of the whole universe ("global"), or positions of one
-small region ("local"). Transfer sets pair positions of the training context with shifted copies. Everything works for
-any number of dimensions, on any device, without loops over positions and without a background process.
+Contrastive sets hold lexical twins of a pivot among positions of the whole universe ("global"), or positions
+of one small region ("local"). Transfer sets pair positions of the training context with shifted copies.
+Everything works for any number of dimensions, on any device, without loops over positions and without a
+background process.
 """
 
 from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple
@@ -59,13 +60,15 @@ def sample_distinct(high: int, rows: int, count: int, generator: torch.Generator
         ValueError: there are not so many integers.
     """
     if count > high:
-        raise ValueError(f"cannot draw {count} different positions out of {high}; ask for fewer or widen the range")
+        raise ValueError(
+            f"cannot draw {count} different positions out of {high}; ask for fewer or widen the range"
+        )
     device = generator.device
     if high <= 16 * count:
         keys = torch.rand(rows, high, generator=generator, device=device)
         return keys.topk(count, dim=1).indices
-    # With at least 16 times as many integers as wanted, twice the draws hold enough different ones: the chance
-    # that they do not is below 1e-30 for count = 1 and falls from there.
+    # With at least 16 times as many integers as wanted, twice the draws hold enough different ones: the
+    # chance that they do not is below 1e-30 for count = 1 and falls from there.
     drawn = torch.randint(high, (rows, 2 * count + 24), generator=generator, device=device)
     return _first_distinct(drawn, torch.ones_like(drawn, dtype=torch.bool), count)
 
@@ -102,13 +105,16 @@ def sample_contrastive(
     pivots = torch.randint(universe, (num_pivots, num_dims), generator=generator, device=device)
     wanted = num_candidates + 1  # one more, because the pivot may be among them
     simple = unravel_positions(sample_distinct(universe**num_dims, num_pivots, wanted, generator), sides)
-    local = _sample_local(universe, num_dims, num_pivots, wanted, max(local_range, 5 * num_candidates), generator)
+    local = _sample_local(
+        universe, num_dims, num_pivots, wanted, max(local_range, 5 * num_candidates), generator
+    )
     is_local = torch.rand(num_pivots, generator=generator, device=device) < local_probability
     plain = torch.where(is_local[:, None, None], local, simple)
 
     num_hard = int(num_candidates * hard_ratio)
     hard = edit_positions(pivots.unsqueeze(1).expand(-1, num_hard, -1), base, universe, generator)
-    # A twin must be farther away than some plain candidate that is kept in any case: so it is never the positive.
+    # A twin must be farther away than some plain candidate that is kept in any case: so it is never the
+    # positive.
     kept = plain[:, : num_candidates - num_hard]
     reach = distance(pivots.unsqueeze(1), kept).double()
     reach = reach.masked_fill((kept == pivots.unsqueeze(1)).all(-1), float("inf"))
@@ -253,13 +259,15 @@ def _sample_outside_starts(
 ) -> Tensor:
     """Draws starts (count, n) of contexts that reach beyond the trained one.
 
-    In one dimension they begin at a quarter of the context, as in the release; in more, at least one coordinate is
-    moved by a whole side.
+    In one dimension they begin at a quarter of the context, as in the release; in more, at least one
+    coordinate is moved by a whole side.
     """
     device = generator.device
     least = [window[0] // 4 if len(window) == 1 else side for side in window]
     most = [universe - side for side in window]
-    movable: List[int] = [dimension for dimension in range(len(window)) if most[dimension] >= max(1, least[dimension])]
+    movable: List[int] = [
+        dimension for dimension in range(len(window)) if most[dimension] >= max(1, least[dimension])
+    ]
     if not movable or min(most) < 0:
         raise ValueError(
             f"a context of {tuple(window)} leaves no room for shifted copies below max_position={universe}; "
@@ -279,12 +287,14 @@ def _first_distinct(codes: Tensor, usable: Tensor, count: int) -> Tensor:
     """Returns the first `count` different usable codes of each row, in order: (B, S) to (B, count)."""
     ordered, index = codes.sort(dim=1, stable=True)  # of equal codes, the earlier stands first
     blocked = ~usable.gather(1, index)
-    # Only a usable predecessor makes a code a repetition; unusable ones sort among equals by their place, so mark
-    # repetitions by the count of usable equals before them.
+    # Only a usable predecessor makes a code a repetition; unusable ones sort among equals by their place, so
+    # mark repetitions by the count of usable equals before them.
     same = torch.zeros_like(blocked)
     same[:, 1:] = ordered[:, 1:] == ordered[:, :-1]
     rank = (~blocked).long().cumsum(1)
-    start_rank = torch.where(same, 0, rank - (~blocked).long()).cummax(1).values  # usable codes before the run
+    start_rank = (
+        torch.where(same, 0, rank - (~blocked).long()).cummax(1).values
+    )  # usable codes before the run
     repeated = rank - (~blocked).long() > start_rank
     rejected = torch.zeros_like(usable).scatter(1, index, blocked | repeated)
     places = torch.arange(codes.shape[1], device=codes.device)
@@ -292,7 +302,9 @@ def _first_distinct(codes: Tensor, usable: Tensor, count: int) -> Tensor:
     return codes.gather(1, order[:, :count])
 
 
-def optional_generator(generator: Optional[torch.Generator], device: torch.device, rank: int) -> torch.Generator:
+def optional_generator(
+    generator: Optional[torch.Generator], device: torch.device, rank: int
+) -> torch.Generator:
     """Returns the generator of a training step.
 
     Without one from the user, a seed is drawn from PyTorch's global generator, which trainers seed, save and

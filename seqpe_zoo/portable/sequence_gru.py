@@ -1,7 +1,7 @@
 """A recurrent sequence model for digits: the second one, proving that "any sequential model can be used".
 
-Recurrent states depend on what came before by construction, so prefixes are always shared: `forward_shared` walks
-down the prefix tree, one step for all prefixes of a place.
+Recurrent states depend on what came before by construction, so prefixes are always shared: `forward_shared`
+walks down the prefix tree, one step for all prefixes of a place.
 """
 
 from typing import Optional
@@ -13,8 +13,9 @@ from .prefix_tree import PrefixTree
 
 
 class SequenceGRU(nn.Module):
-    """Maps token sequences to the top state after [CLS]. Arguments of the methods as in `SequenceTransformer`.
+    """Maps token sequences to the top state after [CLS].
 
+    Arguments of the methods are those of `SequenceTransformer`.
     Hidden tokens (`visible` false) leave the state as it is. Dropout is applied between layers.
     """
 
@@ -48,7 +49,11 @@ class SequenceGRU(nn.Module):
             if place > 0:
                 state = state[tree.paths[leaf, place - 1] - tree.first[place - 1]]
             advanced = self._step(vocabulary[tokens[leaf, place]], state.expand(leaf.shape[0], -1, -1))
-            state = advanced if visible is None else torch.where(visible[leaf, place, None, None], advanced, state)
+            state = (
+                advanced
+                if visible is None
+                else torch.where(visible[leaf, place, None, None], advanced, state)
+            )
         leaves = state[tree.paths[:, -1] - tree.first[tokens.shape[1] - 1]]
         return self._step(final.expand(tokens.shape[0], -1), leaves)[:, -1]
 

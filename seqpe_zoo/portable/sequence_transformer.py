@@ -1,12 +1,12 @@
 """The paper's sequence model: a small pre-norm transformer over digits, [CLS] last (section 3.2).
 
 Two ways to the same numbers. `forward` runs every full sequence: it has static shapes and serves compilation,
-export and bidirectional attention. `forward_shared` runs each different prefix once. Both leave out what no one
-reads: in the last layer only [CLS] asks, and in the first layer inputs come from a vocabulary of n * k * b vectors,
-so their queries, keys, values and scores are computed once for the vocabulary.
+export and bidirectional attention. `forward_shared` runs each different prefix once. Both leave out what no
+one reads: in the last layer only [CLS] asks, and in the first layer inputs come from a vocabulary of n * k *
+b vectors, so their queries, keys, values and scores are computed once for the vocabulary.
 
-Residual dropout is drawn once for each row that is computed: for each sequence in `forward`, for each different
-prefix in `forward_shared`, where all positions below a prefix then share its draw.
+Residual dropout is drawn once for each row that is computed: for each sequence in `forward`, for each
+different prefix in `forward_shared`, where all positions below a prefix then share its draw.
 """
 
 from typing import Optional, Tuple
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from .prefix_tree import PrefixTree
 
 LARGEST_SCORE_TABLE = 512
-"""Vocabularies above this size do not get a table of all first-layer scores (it is quadratic in their size)."""
+"""Vocabularies above this size get no table of all first-layer scores, which is quadratic in their size."""
 
 
 class TransformerLayer(nn.Module):
@@ -82,7 +82,9 @@ class TransformerLayer(nn.Module):
         return self.finish(x, attended.transpose(1, 2).flatten(2))
 
     def _split_heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, [self.num_heads, x.shape[-1] // self.num_heads]).transpose(1, 2)  # (N, H, S, D)
+        return x.unflatten(-1, [self.num_heads, x.shape[-1] // self.num_heads]).transpose(
+            1, 2
+        )  # (N, H, S, D)
 
 
 class SequenceTransformer(nn.Module):
@@ -132,7 +134,8 @@ class SequenceTransformer(nn.Module):
         if self.causal:
             mask = torch.ones(length, length, dtype=torch.bool, device=x.device).tril()
         if visible is not None:
-            # A token always sees itself, so that no row of the softmax is empty; hidden tokens are read by nobody.
+            # A token always sees itself, so that no row of the softmax is empty; hidden tokens are read by
+            # nobody.
             keys = F.pad(visible, (0, 1), value=True)[:, None, None, :]
             keys = keys | torch.eye(length, dtype=torch.bool, device=x.device)
             mask = keys if mask is None else keys & mask
@@ -147,14 +150,16 @@ class SequenceTransformer(nn.Module):
     ) -> Tensor:
         """Runs each different prefix once; causal attention only. Arguments as for `forward`.
 
-        The rows are the M prefixes, then the U [CLS] tokens. Each row attends to T + 1 slots: the prefixes of its
-        path, of which those up to its own place are valid, and (for [CLS]) itself.
+        The rows are the M prefixes, then the U [CLS] tokens. Each row attends to T + 1 slots: the prefixes
+        of its path, of which those up to its own place are valid, and (for [CLS]) itself.
         """
         num_nodes, num_leaves = tree.place.shape[0], tokens.shape[0]
         slots, valid = self._slots(tree, visible)
         inputs = torch.cat([vocabulary, final.unsqueeze(0)])  # (V + 1, d)
         cls_token = vocabulary.shape[0]
-        own = torch.cat([tokens[tree.leaf, tree.place], tokens.new_full((num_leaves,), cls_token)])  # (M + U,)
+        own = torch.cat(
+            [tokens[tree.leaf, tree.place], tokens.new_full((num_leaves,), cls_token)]
+        )  # (M + U,)
         last = len(self.layers) - 1
         x = torch.empty(0)
         for index, layer in enumerate(self.layers):
@@ -170,7 +175,7 @@ class SequenceTransformer(nn.Module):
         return x
 
     def _slots(self, tree: PrefixTree, visible: Optional[Tensor]) -> Tuple[Tensor, Tensor]:
-        """Returns for each row the rows of its slots and which of them it may attend to, both (M + U, T + 1)."""
+        """Returns the rows of each row's slots and which it may attend to, both (M + U, T + 1)."""
         num_nodes, (num_leaves, length) = tree.place.shape[0], tree.paths.shape
         device = tree.place.device
         cls_rows = torch.arange(num_nodes, num_nodes + num_leaves, device=device)
@@ -201,8 +206,8 @@ class SequenceTransformer(nn.Module):
         pairs = own.unsqueeze(1) * size + keys
         scores = F.embedding(pairs, table.flatten(1).t())  # (Q, T + 1, H)
         probabilities = self._softmax(scores, valid, layer).permute(2, 0, 1)  # (H, Q, T + 1)
-        # The T + 1 keys of a row are different vocabulary entries, so weights can be laid out over the vocabulary
-        # and the mixture of values becomes one matrix product, forwards and backwards.
+        # The T + 1 keys of a row are different vocabulary entries, so weights can be laid out over the
+        # vocabulary and the mixture of values becomes one matrix product, forwards and backwards.
         weights = probabilities.new_zeros(self.num_heads, keys.shape[0], size)
         weights = weights.scatter(2, keys.expand(self.num_heads, -1, -1), probabilities)
         mixed = torch.matmul(weights, v).transpose(0, 1).flatten(1)  # (Q, d)

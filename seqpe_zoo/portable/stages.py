@@ -1,9 +1,9 @@
 """What attention does with positions: the parameter-free stages that layers hold.
 
-A stage sees queries and keys (B, H, L, D) and the terms of its layer (..., L, T), which the encoding prepared once
-for the whole forward pass. Terms hold a query half and a key half for each position head; one position head serves
-all attention heads by broadcasting. Stages have no parameters, so any number of layers can hold one without adding
-a key to a state dict, and they may be scripted.
+A stage sees queries and keys (B, H, L, D) and the terms of its layer (..., L, T), which the encoding
+prepared once for the whole forward pass. Terms hold a query half and a key half for each position head; one
+position head serves all attention heads by broadcasting. Stages have no parameters, so any number of layers
+can hold one without adding a key to a state dict, and they may be scripted.
 """
 
 from typing import Optional, Tuple
@@ -79,10 +79,11 @@ class BiasStage(AttentionStage):
 
 
 class RotateStage(AttentionStage):
-    """RoPE: rotates neighbouring pairs (x0, x1), (x2, x3), ... by the angles whose cosine and sine are the terms.
+    """RoPE: rotates neighbouring pairs (x0, x1), (x2, x3), ... by angles that grow with the position.
 
-    Pairs are interleaved as in RoFormer, timm and the authors' release; checkpoints that pair halves (GPT-NeoX,
-    Llama) need their projections permuted. Terms are (..., L, H * D): for each head D / 2 cosines, D / 2 sines.
+    Terms are the angles' cosines and sines. Pairs are interleaved as in RoFormer, timm and the authors'
+    release; checkpoints that pair halves (GPT-NeoX, Llama) need their projections permuted. Terms are (...,
+    L, H * D): for each head D / 2 cosines, D / 2 sines.
     """
 
     def __init__(self, num_heads: int) -> None:

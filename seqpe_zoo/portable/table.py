@@ -1,7 +1,7 @@
 """A lookup table of what was computed for positions, for inference.
 
-The table grows on demand, never computes a position twice, and is invisible: it is not a module, has no place in a
-state dict and is not pickled. Its owner clears it when the numbers it holds may have changed.
+The table grows on demand, never computes a position twice, and is invisible: it is not a module, has no
+place in a state dict and is not pickled. Its owner clears it when the numbers it holds may have changed.
 """
 
 from typing import Any, Callable, Dict, List, Optional
@@ -67,7 +67,7 @@ class PositionTable:
         return [torch.nn.functional.embedding(rows, column) for column in self._columns]
 
     def slice(self, start: int, stop: int, device: Optional[torch.device] = None) -> List[Tensor]:
-        """Returns the rows of the 1-D positions start..stop-1, as views of the table where that is possible."""
+        """Returns the rows of the 1-D positions start..stop-1, where possible as views of the table."""
         if self._is_range and stop <= len(self):
             return [column[start:stop] for column in self._columns]
         columns = self.lookup(torch.arange(start, stop, device=device).unsqueeze(-1))
