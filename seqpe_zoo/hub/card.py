@@ -208,7 +208,7 @@ def _facts_table(facts: Facts) -> str:
     rows = {**{key.replace("_", " "): value for key, value in facts.figures.items()}}
     rows["libraries"] = ", ".join(facts.libraries)
     rows["trained on"] = facts.trained_on
-    rows["extrapolation tested up to"] = facts.tested_up_to
+    rows["extrapolation"] = _tested(facts)
     lines = [f"| {key} | {NOT_MEASURED if value is None else value} |" for key, value in rows.items()]
     return "\n".join(["| | |", "|---|---|", *lines])
 
@@ -221,10 +221,12 @@ def _position_encoding(facts: Facts) -> str:
         lines.append(
             f"Capacity: positions 0 to {base**digits - 1} a dimension ({base}**{digits}); beyond, it raises."
         )
-    lines.append(
-        f"Trained on {facts.trained_on}; extrapolation tested up to {facts.tested_up_to or NOT_MEASURED}."
-    )
+    lines.append(f"Trained on {facts.trained_on}; extrapolation {_tested(facts)}.")
     return "\n".join(lines)
+
+
+def _tested(facts: Facts) -> str:
+    return f"tested up to {facts.tested_up_to}" if facts.tested_up_to else NOT_MEASURED
 
 
 def _results(results: list[Result]) -> str:
@@ -278,89 +280,68 @@ def _licence(facts: Facts) -> str:
     return f"{weights}\n- code files in this repository: {facts.code_license}"
 
 
-# Usage snippets: `check` runs them word for word against a rehearsal of the repository ----------------------
+# Usage snippets: `check` runs them word for word against a rehearsal of the repository ---------------------
 
 
 def _usage(facts: Facts) -> str:
+    tag, place = facts.tag, f'"{facts.repo_id}"'
     blocks = []
     if "transformers" in facts.libraries:
-        blocks.append(("transformers (seqpe_zoo need not be installed)", _transformers_snippet(facts, "")))
+        blocks.append(("transformers (seqpe_zoo need not be installed)", _transformers(facts, place)))
     if "timm" in facts.libraries:
-        blocks.append(
-            (
-                "timm (needs `pip install seqpe_zoo`; the import registers the architecture)",
-                _timm_snippet(facts),
-            )
-        )
-    if facts.tag and "transformers" in facts.libraries:
-        pinned = f', revision="{facts.tag}", code_revision="{facts.tag}"'
-        blocks.append((f"Pinned to the release {facts.tag}", _transformers_snippet(facts, pinned)))
-    blocks.append(("Offline, from a folder", _offline_snippet(facts)))
-    return "\n\n".join(f"{title}:\n\n```python\n{code.strip()}\n```" for title, code in blocks)
-
-
-def _is_vision(facts: Facts) -> bool:
-    return facts.pipeline_tag.startswith("image")
+        title = "timm (needs `pip install seqpe_zoo`; the import registers the architecture)"
+        blocks.append((title, _timm(facts, f'"hf-hub:{facts.repo_id}"')))
+    if tag and "transformers" in facts.libraries:
+        pinned = f', revision="{tag}", code_revision="{tag}"'
+        blocks.append((f"Pinned to the release {tag}", _transformers(facts, place, pinned)))
+    elif tag:
+        blocks.append((f"Pinned to the release {tag}", _timm(facts, f'"hf-hub:{facts.repo_id}@{tag}"')))
+    blocks.append(("Offline, from a folder", _offline(facts)))
+    return "\n\n".join(f"{title}:\n\n```python\n{code}\n```" for title, code in blocks)
 
 
 def _image(facts: Facts) -> str:
     return f"torch.rand(1, {', '.join(map(str, facts.input_size or [3, 224, 224]))})"
 
 
-def _transformers_snippet(facts: Facts, pinned: str) -> str:
-    return _load_and_run(facts, f'"{facts.repo_id}"', pinned)
+def _program(imports: list[str], *body: str) -> str:
+    return "\n".join([*sorted(imports, key=lambda line: (line.startswith("from"), line)), "", *body])
 
 
-def _load_and_run(facts: Facts, place: str, pinned: str) -> str:
-    if _is_vision(facts):
-        return f"""
-import torch
-from transformers import AutoModelForImageClassification
-
-model = AutoModelForImageClassification.from_pretrained({place}, trust_remote_code=True{pinned}).eval()
-with torch.no_grad():
-    print(model(pixel_values={_image(facts)}).logits.shape)
-"""
-    load = f"AutoModelForCausalLM.from_pretrained({place}, trust_remote_code=True{pinned}).eval()"
-    if not facts.tokenizer:
-        return f"""
-import torch
-from transformers import AutoModelForCausalLM
-
-model = {load}
-with torch.no_grad():
-    print(model(torch.arange(16)[None]).logits.shape)
-"""
-    return f"""
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained({place}{pinned.split(", code_revision")[0]})
-model = {load}
-inputs = tokenizer("Where is this word?", return_tensors="pt")
-with torch.no_grad():
-    print(model(**inputs).logits.shape)
-"""
+def _transformers(facts: Facts, place: str, pinned: str = "", first: str = "", more: str = "") -> str:
+    """Return a program that loads with transformers; `first` runs before it and needs the import `more`."""
+    vision = facts.pipeline_tag.startswith("image")
+    kind = "AutoModelForImageClassification" if vision else "AutoModelForCausalLM"
+    names, lines, inputs = kind, [first] if first else [], "torch.arange(16)[None]"
+    if vision:
+        inputs = f"pixel_values={_image(facts)}"
+    elif facts.tokenizer:
+        names, inputs = f"{kind}, AutoTokenizer", "**inputs"
+        revision = pinned.split(", code_revision")[0]
+        lines.append(f"tokenizer = AutoTokenizer.from_pretrained({place}{revision})")
+        lines.append('inputs = tokenizer("Where is this word?", return_tensors="pt")')
+    lines += [
+        f"model = {kind}.from_pretrained({place}, trust_remote_code=True{pinned}).eval()",
+        "with torch.no_grad():",
+        f"    print(model({inputs}).logits.shape)",
+    ]
+    return _program(["import torch", f"from transformers import {names}", *([more] if more else [])], *lines)
 
 
-def _timm_snippet(facts: Facts) -> str:
-    return f"""
-import seqpe_zoo, timm, torch
+def _timm(facts: Facts, place: str, first: str = "", more: str = "") -> str:
+    """Return a program that loads with timm; `first` runs before it and needs the import `more`."""
+    lines = [first] if first else []
+    lines += [
+        f"model = timm.create_model({place}, pretrained=True).eval()",
+        "with torch.no_grad():",
+        f"    print(model({_image(facts)}).shape)",
+    ]
+    return _program(["import seqpe_zoo, timm, torch", *([more] if more else [])], *lines)
 
-model = timm.create_model("hf-hub:{facts.repo_id}", pretrained=True).eval()
-with torch.no_grad():
-    print(model({_image(facts)}).shape)
-"""
 
-
-def _offline_snippet(facts: Facts) -> str:
-    download = f"""
-from huggingface_hub import snapshot_download
-
-folder = snapshot_download("{facts.repo_id}", local_dir="model_folder")  # once, online
-"""
+def _offline(facts: Facts) -> str:
+    download = f'folder = snapshot_download("{facts.repo_id}", local_dir="model_folder")  # once, online'
+    more = "from huggingface_hub import snapshot_download"
     if "transformers" in facts.libraries:
-        return download + _load_and_run(facts, "folder", "").lstrip("\n")
-    return download + _timm_snippet(facts).replace(
-        f'"hf-hub:{facts.repo_id}"', 'f"local-dir:{folder}"'
-    ).lstrip("\n")
+        return _transformers(facts, "folder", first=download, more=more)
+    return _timm(facts, 'f"local-dir:{folder}"', first=download, more=more)

@@ -52,9 +52,10 @@ def probe(
     Returns `problems` (sentences), `class`, `fingerprint` of the logits, and `tensors_equal`, the number of
     tensors that equal those in the folder `weights` bit by bit.
     """
-    request: dict[str, Any] = {"library": library, "place": str(place), "revision": revision}
+    place = str(place) if revision else str(Path(place).resolve())  # the process runs in another folder
+    request: dict[str, Any] = {"library": library, "place": place, "revision": revision}
     if weights is not None:
-        request["weights"] = str(weights)
+        request["weights"] = str(Path(weights).resolve())
     if with_package:
         request["package_path"] = _PACKAGE_PATH
     elif library == "timm":

@@ -73,6 +73,7 @@ def run_stage(options: argparse.Namespace) -> int:
         source=source,
         overwrite=options.overwrite,
         fingerprint=not options.no_fingerprint,
+        **({"portable": options.portable} if options.portable else {}),
     )
     _say(f"staged {len(staged.files)} files for {' and '.join(staged.libraries)}: {', '.join(staged.files)}")
     if staged.left_out:
@@ -199,6 +200,7 @@ def run_sync_code(options: argparse.Namespace) -> int:
                 tag=options.tag,
                 revision=options.revision,
                 load=not options.no_load,
+                **({"portable": options.portable} if options.portable else {}),
                 progress=lambda line: _say(f"- {line}"),
             )
             if not done.changed:
@@ -261,6 +263,7 @@ def add_subcommands(subparsers: Any) -> None:
     parser.add_argument("--card", type=Path, required=True, help="folder with facts.yaml and results.json")
     parser.add_argument("--source", help="where the weights come from, as a JSON object for the manifest")
     parser.add_argument("--overwrite", action="store_true", help="replace a folder staged before")
+    parser.add_argument("--portable", type=Path, help="folder with the code that travels; default: ours")
     parser.add_argument(
         "--no-fingerprint", action="store_true", help="do not run the model (check will then refuse)"
     )
@@ -301,6 +304,7 @@ def add_subcommands(subparsers: Any) -> None:
     parser.add_argument("--yes", action="store_true", help="commit; without it the difference is shown")
     parser.add_argument("--tag", help="tag for the new commit")
     parser.add_argument("--revision", default="main", help="branch")
+    parser.add_argument("--portable", type=Path, help="folder with the current code; default: ours")
     parser.add_argument(
         "--no-load", action="store_true", help="do not run the weights with the new code first"
     )

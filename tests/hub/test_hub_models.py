@@ -1,0 +1,212 @@
+"""The whole road with models that load: stage, check, push, verify, and back with timm and transformers.
+
+The language model's code is in no installed package: it works only because it travels with the weights.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from seqpe_zoo.hub.check import CheckFailed, check, receipt_path, write_receipt
+from seqpe_zoo.hub.manifest import read_manifest, sha256_of, write_manifest
+from tests.hub.helpers import (
+    LoopbackHub,
+    folder_hashes,
+    hub_environment,
+    safetensors_bytes,
+    write_card_folder,
+)
+
+HERE = Path(__file__).parent
+CODE = HERE / "stand_in_code"
+LM, VIT = "zoo/standin-lm", "zoo/standin-vit"
+LM_FACTS = f"""
+title: A stand-in language model
+repo_id: {LM}
+tag: v1.0
+summary: One layer, made by a test.
+license: mit
+libraries: [transformers]
+pipeline_tag: text-generation
+position_encoding: {{name: ape_learn}}
+trained_on: nothing
+tokenizer: false
+"""
+VIT_FACTS = f"""
+title: A stand-in ViT
+repo_id: {VIT}
+tag: v1.0
+summary: Two layers, made by a test.
+license: apache-2.0
+libraries: [timm]
+pipeline_tag: image-classification
+position_encoding: {{name: ape_learn}}
+trained_on: nothing
+input_size: [3, 32, 32]
+"""
+
+LOAD_BACK = """
+import json, sys
+sys.modules["seqpe_zoo"] = None  # as if it were not installed
+import timm, torch
+from transformers import AutoModelForCausalLM, AutoModelForImageClassification
+lm = AutoModelForCausalLM.from_pretrained("zoo/standin-lm", trust_remote_code=True, revision="v1.0").eval()
+vit = timm.create_model("hf-hub:zoo/standin-vit@v1.0", pretrained=True).eval()
+wrapped = AutoModelForImageClassification.from_pretrained("zoo/standin-vit").eval()
+ids, image = torch.arange(16)[None], torch.linspace(-1, 1, 3 * 32 * 32).reshape(1, 3, 32, 32)
+with torch.no_grad():
+    print(json.dumps({
+        "lm": lm(ids).logits.flatten()[:8].tolist(),
+        "vit": vit(image).flatten().tolist(),
+        "wrapped": wrapped(image).logits.flatten().tolist(),
+    }))
+"""
+
+LOAD_LOCALLY = """
+import json, sys
+import timm, torch
+from transformers import AutoModelForCausalLM
+lm = AutoModelForCausalLM.from_pretrained(sys.argv[1] + "/lm", trust_remote_code=True).eval()
+vit = timm.create_model("local-dir:" + sys.argv[1] + "/vit", pretrained=True).eval()
+ids, image = torch.arange(16)[None], torch.linspace(-1, 1, 3 * 32 * 32).reshape(1, 3, 32, 32)
+with torch.no_grad():
+    print(json.dumps({"lm": lm(ids).logits.flatten()[:8].tolist(), "vit": vit(image).flatten().tolist()}))
+"""
+
+
+def run_python(code, *arguments, env):
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], env=env, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def workshop(tmp_path_factory):
+    """Stage both models once and start one hub for this module."""
+    base = tmp_path_factory.mktemp("workshop")
+    subprocess.run([sys.executable, HERE / "stand_ins.py", base / "runs"], check=True, capture_output=True)
+    hub = LoopbackHub.start(base / "hub_root", base / "client_home")
+    write_card_folder(base / "cards" / "lm", LM_FACTS)
+    write_card_folder(base / "cards" / "vit", VIT_FACTS)
+    for name in ("lm", "vit"):
+        ran = hub.run(
+            "stage", base / "runs" / name, base / name, "--card", base / "cards" / name, "--portable", CODE
+        )
+        assert ran.code == 0, ran.text
+    yield base, hub
+    hub.stop()
+
+
+@pytest.mark.slow
+def test_staged_folders_hold_what_both_libraries_need(workshop):
+    base, _ = workshop
+    code = sorted(path.name for path in CODE.glob("*.py"))
+    assert sorted(folder_hashes(base / "lm")) == sorted(
+        ["MANIFEST.json", "README.md", "config.json", "generation_config.json", "model.safetensors", *code]
+    )
+    assert sorted(folder_hashes(base / "vit")) == [
+        "MANIFEST.json",
+        "README.md",
+        "config.json",
+        "model.safetensors",
+    ]
+    manifest = read_manifest(base / "lm")
+    assert manifest["package"]["portable_version"] == "1"
+    assert list(manifest["fingerprints"]) == ["transformers"]
+
+
+@pytest.mark.slow
+def test_the_whole_road_there_and_back(workshop, tmp_path):
+    base, hub = workshop
+    for name in ("lm", "vit"):
+        checked = hub.run("check", base / name)
+        assert checked.code == 0, checked.text
+        assert "snippets of the card ran" in checked.out
+        assert receipt_path(base / name).is_file()
+        pushed = hub.push(base / name, "--public")
+        assert pushed.code == 0, pushed.text
+        assert "tensors equal" in pushed.out
+    assert hub.state(LM)["private"] is False
+    assert (hub.commits(LM), hub.commits(VIT)) == (1, 1)
+
+    local = run_python(LOAD_LOCALLY, base, env=hub_environment(tmp_path / "l", hub.url, HF_HUB_OFFLINE="1"))
+    back = run_python(LOAD_BACK, env=hub_environment(tmp_path / "home", hub.url))
+    assert back["lm"] == local["lm"]
+    assert back["vit"] == local["vit"]
+    assert back["wrapped"] == pytest.approx(local["vit"], abs=1e-5)
+    offline = run_python(LOAD_BACK, env=hub_environment(tmp_path / "home", hub.url, HF_HUB_OFFLINE="1"))
+    assert offline == back
+
+    again = hub.push(base / "lm")
+    assert again.code == 0, again.text
+    assert hub.commits(LM) == 1
+
+
+def copy_with_receipt(source, target):
+    shutil.copytree(source, target)
+    write_receipt(target, {})
+    return target
+
+
+def test_weights_that_do_not_fit_the_config_are_refused(workshop, tmp_path):
+    base, _ = workshop
+    folder = copy_with_receipt(base / "lm", tmp_path / "lm")
+    (folder / "model.safetensors").write_bytes(safetensors_bytes(name="embed.weight"))
+    manifest = read_manifest(folder)
+    manifest["files"]["model.safetensors"] = {"sha256": sha256_of(folder / "model.safetensors"), "size": 1}
+    write_manifest(folder, manifest)
+    with pytest.raises(CheckFailed) as refused:
+        check(folder)
+    assert "transformers:" in str(refused.value)
+    assert "embed.weight" in str(refused.value) or "mismatch" in str(refused.value)
+
+
+@pytest.mark.slow
+def test_code_that_gives_other_logits_is_refused(workshop, tmp_path):
+    base, _ = workshop
+    folder = copy_with_receipt(base / "lm", tmp_path / "lm")
+    path = folder / "standin_layers.py"
+    path.write_text(path.read_text().replace("x.tanh()", "x.sin()"))
+    manifest = read_manifest(folder)
+    manifest["files"][path.name] = {"sha256": sha256_of(path), "size": path.stat().st_size}
+    write_manifest(folder, manifest)
+    with pytest.raises(CheckFailed, match="logits differ"):
+        check(folder, snippets=False)
+
+
+@pytest.mark.slow
+def test_sync_code_updates_code_and_manifest_only(workshop, tmp_path):
+    base, hub = workshop
+    folder = copy_with_receipt(base / "lm", tmp_path / "lm")
+    repo = "zoo/synced"
+    assert hub.push(folder, "--repo", repo).code == 0
+    before = hub.files(repo)
+    code = tmp_path / "code"
+    shutil.copytree(CODE, code)
+    layers = code / "standin_layers.py"
+    layers.write_text(layers.read_text().replace("tangent.", "tangent, bent a little."))
+
+    shown = hub.run("sync-code", repo, "--portable", code)
+    assert shown.code == 0, shown.text
+    assert '+    """Return the hyperbolic tangent, bent a little."""' in shown.out
+    assert hub.files(repo) == before
+
+    done = hub.run("sync-code", repo, "--portable", code, "--yes", "--tag", "v1.0.1")
+    assert done.code == 0, done.text
+    after = hub.files(repo)
+    assert {name for name in after if after[name] != before[name]} == {"standin_layers.py", "MANIFEST.json"}
+    assert hub.state(repo)["tags"]["v1.0.1"] == hub.head(repo)
+    assert hub.run("verify", repo).code == 0
+    assert "up to date" in hub.run("sync-code", repo, "--portable", code, "--yes").out
+
+    layers.write_text(layers.read_text().replace("x.tanh()", "x.sin()"))
+    refused = hub.run("sync-code", repo, "--portable", code, "--yes")
+    assert refused.code == 30
+    assert "changes a published model" in refused.err
+    assert hub.files(repo) == after
