@@ -41,6 +41,13 @@ def all_real(attention_mask: Tensor) -> bool:
     return not is_traced() and bool((attention_mask != 0).all())
 
 
+def hides_nothing(attention_mask: Optional[Tensor], key_length: Union[int, Tensor]) -> bool:
+    """Whether a padding mask covers exactly all keys and is known to hide none."""
+    if attention_mask is None or attention_mask.ndim != 2 or is_traced():
+        return False
+    return bool(attention_mask.shape[-1] == key_length) and all_real(attention_mask)
+
+
 def query_positions(
     length: int,
     past_length: Union[int, Tensor],
