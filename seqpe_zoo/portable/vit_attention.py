@@ -1,0 +1,171 @@
+"""timm's transformer blocks with a place for positions.
+
+Each class is its timm parent, parameter for parameter, but for one thing: `forward` takes the terms of its
+layer (see `stages.py`) as a second argument, always by place, as gradient checkpointing wants it. Nothing
+here knows which encoding made them.
+"""
+
+from typing import Any, Dict, Optional, Type
+
+import torch
+from timm.layers import Attention, maybe_add_mask, resolve_self_attn_mask
+from timm.models.vision_transformer import Block, ParallelScalingBlock, ParallelThingsBlock, ResPostBlock
+from torch import Tensor, nn
+from torch.jit import Final
+
+from .attention import attend, score_bias
+from .stages import AttentionStage
+
+torch.fx.wrap("attend")  # how scores are added depends on sizes, which torch.fx does not know while it traces
+
+
+class HoldsStage:
+    """What all attention with positions shares: the stage of its layer, and what it does with q, k and v."""
+
+    stage: Any
+    fused_attn: Any
+    attn_drop: Any
+    scale: Any
+    training: Any
+
+    def attend_with_positions(
+        self, q: Tensor, k: Tensor, v: Tensor, terms: Tensor, attn_mask: Optional[Tensor], is_causal: bool
+    ) -> Tensor:
+        """Attention over q, k, v (B, H, L, D) of tokens whose terms are (..., L, T); returns (B, H, L, D)."""
+        q, k = self.stage.on_query_key(q, k, terms)
+        factors = self.stage.score_factors(terms, terms)
+        if self.fused_attn:
+            dropout_p = self.attn_drop.p if self.training else 0.0
+            return attend(q, k, v, factors, attn_mask, is_causal, dropout_p)
+        scores = (q * self.scale) @ k.transpose(-2, -1)
+        if factors is not None:
+            scores = scores + score_bias(factors, self.scale, scores.dtype)
+        mask = resolve_self_attn_mask(q.shape[2], scores, attn_mask, is_causal)
+        scores = maybe_add_mask(scores, mask)
+        return self.attn_drop(scores.softmax(dim=-1)) @ v
+
+
+class PositionAttention(HoldsStage, Attention):
+    """timm's `Attention` with positions."""
+
+    fused_attn: Final[bool]  # type: ignore[misc]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.stage = AttentionStage()
+
+    def forward(
+        self, x: Tensor, terms: Tensor, attn_mask: Optional[Tensor] = None, is_causal: bool = False
+    ) -> Tensor:
+        B, N, _ = x.shape
+        gate = self.gate(x).sigmoid() if self.gate is not None else None
+        qkv = self.qkv(x).reshape(B, N, 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4)
+        q, k, v = qkv.unbind(0)
+        q, k = self.q_norm(q), self.k_norm(k)
+        x = self.attend_with_positions(q, k, v, terms, attn_mask, is_causal)
+        x = self.norm(x.transpose(1, 2).reshape(B, N, self.attn_dim))
+        if gate is not None:
+            x = x * gate
+        return self.proj_drop(self.proj(x))
+
+
+class PositionBlock(Block):
+    """timm's `Block` with positions."""
+
+    def forward(
+        self, x: Tensor, terms: Tensor, attn_mask: Optional[Tensor] = None, is_causal: bool = False
+    ) -> Tensor:
+        x = x + self.drop_path1(self.ls1(self.attn(self.norm1(x), terms, attn_mask, is_causal)))
+        return x + self.drop_path2(self.ls2(self.mlp(self.norm2(x))))
+
+
+class PositionResPostBlock(ResPostBlock):
+    """timm's `ResPostBlock` with positions."""
+
+    def forward(
+        self, x: Tensor, terms: Tensor, attn_mask: Optional[Tensor] = None, is_causal: bool = False
+    ) -> Tensor:
+        x = x + self.drop_path1(self.norm1(self.attn(x, terms, attn_mask, is_causal)))
+        return x + self.drop_path2(self.norm2(self.mlp(x)))
+
+
+class PositionParallelThingsBlock(ParallelThingsBlock):
+    """timm's `ParallelThingsBlock` with positions."""
+
+    def forward(
+        self, x: Tensor, terms: Tensor, attn_mask: Optional[Tensor] = None, is_causal: bool = False
+    ) -> Tensor:
+        attended = []
+        for branch in self.attns:
+            y = branch.attn(branch.norm(x), terms, attn_mask, is_causal)
+            attended.append(branch.drop_path(branch.ls(y)))
+        x = x + torch.stack(attended).sum(dim=0)
+        return x + torch.stack([ffn(x) for ffn in self.ffns]).sum(dim=0)
+
+
+class PositionParallelScalingBlock(HoldsStage, ParallelScalingBlock):
+    """timm's `ParallelScalingBlock` with positions."""
+
+    fused_attn: Final[bool]  # type: ignore[misc]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.stage = AttentionStage()
+
+    def forward(
+        self, x: Tensor, terms: Tensor, attn_mask: Optional[Tensor] = None, is_causal: bool = False
+    ) -> Tensor:
+        B, N, C = x.shape
+        x_mlp, q, k, v = torch.split(self.in_proj(self.in_norm(x)), self.in_split, dim=-1)
+        if self.mlp_bias is not None:
+            x_mlp = x_mlp + self.mlp_bias
+        q = self.q_norm(q.view(B, N, self.num_heads, self.head_dim)).transpose(1, 2)
+        k = self.k_norm(k.view(B, N, self.num_heads, self.head_dim)).transpose(1, 2)
+        v = v.view(B, N, self.num_heads, self.head_dim).transpose(1, 2)
+        x_attn = self.attend_with_positions(q, k, v, terms, attn_mask, is_causal)
+        x_attn = x_attn.transpose(1, 2).reshape(B, N, C)
+        x_mlp = self.mlp_drop(self.mlp_act(x_mlp))
+        if self.out_proj is not None:
+            y = self.out_proj(torch.cat((x_attn, x_mlp), dim=-1))
+        else:
+            y = self.attn_out_proj(x_attn) + self.mlp_out_proj(x_mlp)
+        return x + self.drop_path(self.ls(y))
+
+
+BLOCKS: Dict[Type[nn.Module], Type[nn.Module]] = {
+    Block: PositionBlock,
+    ResPostBlock: PositionResPostBlock,
+    ParallelThingsBlock: PositionParallelThingsBlock,
+    ParallelScalingBlock: PositionParallelScalingBlock,
+}
+"""timm's blocks and ours that stand in for them."""
+
+
+def block_with_positions(block_fn: Type[nn.Module]) -> Type[nn.Module]:
+    """Returns the class that stands in for a block of timm.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if block_fn in BLOCKS.values():
+        return block_fn
+    if block_fn not in BLOCKS:
+        known = ", ".join(block.__name__ for block in BLOCKS)
+        raise ValueError(
+            f"blocks of type {block_fn.__name__} take no position encoding; choose one of {known}"
+        )
+    return BLOCKS[block_fn]
+
+
+def attention_with_positions(attn_layer: Any) -> Type[nn.Module]:
+    """Returns the class that stands in for an attention layer of timm, given as timm does: a class or a name.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if attn_layer in ("", "attn", Attention, PositionAttention):
+        return PositionAttention
+    name = attn_layer if isinstance(attn_layer, str) else attn_layer.__name__
+    raise ValueError(
+        f"attn_layer={name!r} takes no position encoding; use timm's plain attention, attn_layer='attn'"
+    )
