@@ -54,7 +54,11 @@ def test_empty_split_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("source", ["hfds/nobody/nothing", "wds/nothing"])
-def test_named_set_that_is_not_there_is_refused(source: str, tmp_path: Path) -> None:
+def test_named_set_that_is_not_there_is_refused(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     with pytest.raises(DataError, match=r"cannot open|not installed"):
         open_image_split(source, "train", root=tmp_path)
 

@@ -1,0 +1,1 @@
+"""Measuring models: extrapolation by length and by resolution, question answering, diagnostics, reports."""

@@ -1,0 +1,147 @@
+"""The vectors that a checkpoint gives to positions, and what can be read from them without data.
+
+Two more scores beside those of `diagnostics.py`: whether shifted copies of the training context have
+collapsed (section 3.4 of the paper), and for which share of the positions similarity finds the neighbours.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..data.errors import DataError
+from ..portable.positions import grid_positions
+from .diagnostics import NEAR, digit_artefact_score, nearness_correlation, similarity_matrix
+from .model_loading import find_position_encoding
+
+CORNERS = "first position, end of the first row, centre, start of the last row, last position"
+
+
+def encoding_with_vectors(model: nn.Module) -> Any:
+    """Returns the encoding of a model that gives each position a vector.
+
+    Raises:
+        DataError: the model is none of ours, or its encoding has no vectors (rope, alibi, nope).
+    """
+    encoding = find_position_encoding(model)
+    if encoding is None:
+        raise DataError("this model has no position encoding of seqpe_zoo; there are no vectors to look at")
+    with torch.inference_mode():
+        position = torch.zeros(1, encoding.num_dims, dtype=torch.long, device=_device(encoding))
+        width = encoding.eval().encode(position).shape[-1]
+    if encoding.name not in ("seqpe", "ape_learn", "ape_sin") or width == 0:
+        raise DataError(
+            f"position encoding {encoding.name!r} gives positions no vectors of their own; "
+            "seqpe, ape_learn and ape_sin do"
+        )
+    return encoding
+
+
+@torch.inference_mode()
+def position_vectors(encoding: Any, positions: Tensor, extent: Sequence[int] | None = None) -> Tensor:
+    """Returns the vectors (N, P) of positions (N, n), on the CPU."""
+    places = positions.to(_device(encoding))
+    return encoding.eval().encode(places, None if extent is None else list(extent)).float().cpu().clone()
+
+
+def collapse_score(vectors: Tensor) -> float:
+    """Tells how alike the positions of a context look to each other: 1 when they cannot be told apart.
+
+    Args:
+        vectors: (N, P), of one context.
+
+    Returns:
+        Mean entropy of the rows of the softmax of all dot products, as the distillation objective compares
+        them, as a share of the entropy of the uniform distribution.
+    """
+    logs = similarity_matrix(vectors).double().log_softmax(dim=-1)
+    entropy = -(logs.exp() * logs).sum(-1)
+    return float(entropy.mean() / math.log(len(vectors)))
+
+
+def neighbour_coverage(similarity: Tensor, reach: int = NEAR) -> float:
+    """Returns the share of positions whose most similar other position is at most `reach` away."""
+    others = similarity.clone().fill_diagonal_(-math.inf)
+    places = torch.arange(len(similarity))
+    return float(((others.argmax(1).cpu() - places).abs() <= reach).double().mean())
+
+
+def expected_coverage(universe: int, drawn: float) -> float:
+    """Returns the share of `universe` positions met at least once in `drawn` uniform draws."""
+    return 1.0 - math.exp(drawn * math.log1p(-1.0 / universe)) if universe > 1 else 1.0
+
+
+def diagnose_line(encoding: Any, positions: int, window: int | None = None) -> dict[str, float]:
+    """All scores of a 1-D encoding over the positions 0..positions-1.
+
+    Args:
+        encoding: from `encoding_with_vectors`.
+        positions: how many, at least 101 for the digit artefacts.
+        window: length of the training context; by default the encoding's own.
+    """
+    if positions < 101:
+        raise DataError(f"{positions} positions hold no pair 100 apart; look at 101 or more")
+    window = min(window or int((encoding.train_shape or (128,))[0]), positions // 2)
+    vectors = position_vectors(encoding, torch.arange(positions).unsqueeze(-1), [positions])
+    similarity = similarity_matrix(vectors)
+    starts = torch.linspace(window, positions - window, 8).long().unique().tolist()
+    shifted = [collapse_score(vectors[start : start + window]) for start in starts]
+    return {
+        "positions": positions,
+        "training_context": window,
+        "digit_artefact_score": digit_artefact_score(similarity),
+        "nearness_correlation": nearness_correlation(similarity),
+        "collapse_of_training_context": collapse_score(vectors[:window]),
+        "collapse_of_shifted_copies": sum(shifted) / len(shifted),
+        "coverage_of_training_context": neighbour_coverage(similarity[:window, :window]),
+        "coverage_of_all_positions": neighbour_coverage(similarity),
+    }
+
+
+def diagnose_grid(encoding: Any, side: int) -> dict[str, float]:
+    """All scores of a 2-D encoding over a grid of side x side positions."""
+    rows, columns = encoding.train_shape or (side // 2, side // 2)
+    rows, columns = min(rows, side), min(columns, side)
+    cells = grid_positions((side, side))
+    vectors = position_vectors(encoding, cells, (side, side))
+    similarity = similarity_matrix(vectors)
+    distance = torch.cdist(cells.double(), cells.double())
+    inside = (cells[:, 0] < rows) & (cells[:, 1] < columns)
+    last = (cells[:, 0] >= side - rows) & (cells[:, 1] >= side - columns)
+    found = similarity.clone().fill_diagonal_(-math.inf).argmax(1, keepdim=True)
+    near = distance.gather(1, found).squeeze(1) <= 1.5  # the eight neighbours
+    return {
+        "positions": side * side,
+        "training_context": rows * columns,
+        "nearness_correlation": _grid_correlation(similarity, distance),
+        "collapse_of_training_context": collapse_score(vectors[inside]),
+        "collapse_of_shifted_copies": collapse_score(vectors[last]),
+        "coverage_of_training_context": float(near[inside].double().mean()),
+        "coverage_of_all_positions": float(near.double().mean()),
+    }
+
+
+def grid_heatmaps(encoding: Any, side: int) -> dict[tuple[int, int], Tensor]:
+    """Returns the similarity of the paper's five positions, four corners and centre, to all of a grid."""
+    vectors = position_vectors(encoding, grid_positions((side, side)), (side, side))
+    similarity = similarity_matrix(vectors)
+    end, middle = side - 1, side // 2
+    chosen = [(0, 0), (0, end), (middle, middle), (end, 0), (end, end)]
+    return {(row, column): similarity[row * side + column].view(side, side) for row, column in chosen}
+
+
+def _grid_correlation(similarity: Tensor, distance: Tensor) -> float:
+    from .diagnostics import _mean_ranks
+
+    a, b = _mean_ranks(similarity.double()), _mean_ranks(-distance)
+    a, b = a - a.mean(1, keepdim=True), b - b.mean(1, keepdim=True)
+    spread = (a.square().sum(1) * b.square().sum(1)).sqrt()
+    return float(((a * b).sum(1) / spread.clamp(min=1e-12)).mean())
+
+
+def _device(encoding: nn.Module) -> torch.device:
+    return next((parameter.device for parameter in encoding.parameters()), torch.device("cpu"))

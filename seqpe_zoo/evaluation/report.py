@@ -1,0 +1,199 @@
+"""Results as files: `results.json` with where they come from, and Markdown tables in the paper's layout.
+
+An entry of `results` has the fields that model cards read (seqpe_zoo/hub/card.py): a number always stands
+with its command, seed and commit.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from .paper_tables import PaperTable
+
+PACKAGES = ("seqpe-zoo", "torch", "timm", "transformers", "accelerate", "datasets", "numpy")
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One number: of which model, on what, at which length or resolution."""
+
+    model: str
+    task: str
+    dataset: Mapping[str, str]
+    metric: str
+    setting: Mapping[str, int]
+    value: float
+    note: str | None = None
+
+
+@dataclass
+class Report:
+    """All measurements of one command.
+
+    Attributes:
+        command: how it was started, in words that can be typed again.
+        seed: of the run.
+        measurements: the numbers.
+        details: anything else worth keeping, as times and configurations.
+    """
+
+    command: str
+    seed: int | None = None
+    measurements: list[Measurement] = field(default_factory=list)
+    details: dict[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns what `results.json` holds."""
+        sha = git_sha()
+        results = [
+            {
+                "task": m.task,
+                "dataset": dict(m.dataset),
+                "metric": m.metric,
+                "value": None if math.isnan(m.value) else m.value,
+                "origin": "measured",
+                "setting": dict(m.setting),
+                "command": self.command,
+                "git_sha": sha,
+                "seed": self.seed,
+                "note": m.note or m.model,
+            }
+            for m in self.measurements
+        ]
+        return {
+            "command": self.command,
+            "seed": self.seed,
+            "git_sha": sha,
+            "versions": package_versions(),
+            "machine": {
+                "system": platform.platform(),
+                "processor": platform.machine(),
+                "cores": os.cpu_count(),
+            },
+            "results": results,
+            "by_model": by_model(self.measurements),
+            "details": self.details,
+        }
+
+    def write(self, folder: Path) -> Path:
+        """Writes `results.json` and returns its path."""
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "results.json"
+        path.write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
+        return path
+
+
+def typed_command(arguments: Sequence[str] | None = None) -> str:
+    """Returns the command of this process without paths of this machine."""
+    arguments = list(sys.argv if arguments is None else arguments)
+    program = Path(arguments[0]).name if arguments else "seqpe-zoo"
+    if program in ("__main__.py", "cli.py"):
+        program = "seqpe-zoo"
+    elif program.endswith(".py"):
+        program = f"python {program}"
+    shown = [Path(word).name if Path(word).is_absolute() else word for word in arguments[1:]]
+    return " ".join([program, *map(shlex.quote, shown)])
+
+
+def package_versions() -> dict[str, str]:
+    """Returns the versions of Python and of the packages that decide about numbers."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def git_sha() -> str | None:
+    """Returns the commit of the source, marked when files differ from it; None outside of a repository."""
+    package = Path(__file__).parents[1]
+    try:
+        run = {"cwd": package, "capture_output": True, "text": True, "timeout": 20, "check": True}
+        sha = subprocess.run(["git", "rev-parse", "HEAD"], **run).stdout.strip()
+        tracked = subprocess.run(
+            ["git", "ls-files", "--error-unmatch", "__init__.py"], **{**run, "check": False}
+        )
+        if tracked.returncode:
+            return None  # installed inside of somebody else's repository
+        changed = subprocess.run(
+            ["git", "status", "--porcelain", "--untracked-files=no", "."], **run
+        ).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return f"{sha}+changes" if changed else sha
+
+
+def by_model(measurements: Sequence[Measurement]) -> dict[str, dict[str, dict[str, float | None]]]:
+    """Arranges numbers as model -> metric -> setting -> value."""
+    table: dict[str, dict[str, dict[str, float | None]]] = {}
+    for m in measurements:
+        cell = "/".join(str(value) for value in m.setting.values()) or "all"
+        table.setdefault(m.model, {}).setdefault(m.metric, {})[cell] = (
+            None if math.isnan(m.value) else m.value
+        )
+    return table
+
+
+def format_value(metric: str, value: float | None) -> str:
+    """Writes a number as the paper does: two decimals for perplexity, one for percentages."""
+    if value is None or math.isnan(value):
+        return "not measured"
+    if "perplexity" in metric:
+        return f"{value:.2f}" if value < 2000 else f"{value:.1e}".replace("e+0", "e").replace("e+", "e")
+    return f"{value:.1f}" if "accuracy" in metric or "match" in metric else f"{value:.3f}"
+
+
+def format_setting(setting: int) -> str:
+    """Writes 1024 as 1K, as the paper's columns do; 224 stays 224."""
+    return f"{setting // 1024}K" if setting >= 1024 and setting % 1024 == 0 else str(setting)
+
+
+def extrapolation_rows(
+    measurements: Sequence[Measurement], metric: str, paper: PaperTable | None = None
+) -> tuple[list[str], list[list[str]]]:
+    """Returns header and rows of a table: one row a model, one column a setting, the average last.
+
+    Args:
+        measurements: of one task.
+        metric: which of their numbers.
+        paper: rows "(paper)" are added below those of ours that the paper has.
+    """
+    table = {model: values[metric] for model, values in by_model(measurements).items() if metric in values}
+    settings = sorted({int(setting) for values in table.values() for setting in values})
+    header = ["Model", *map(format_setting, settings), "AVG."]
+    rows = []
+    for model, values in table.items():
+        cells = [values.get(str(setting)) for setting in settings]
+        rows.append(_row(model, metric, cells))
+        if paper is not None and model in paper.rows:
+            rows.append(
+                _row(f"{model} (paper)", metric, [paper.value(model, setting) for setting in settings])
+            )
+    return header, rows
+
+
+def _row(name: str, metric: str, cells: Sequence[float | None]) -> list[str]:
+    known = [cell for cell in cells if cell is not None]
+    average = sum(known) / len(known) if known and len(known) == len(cells) else None
+    shown = [format_value(metric, cell) if cell is not None else "-" for cell in cells]
+    return [name, *shown, format_value(metric, average) if average is not None else "-"]
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Writes a Markdown table, numbers to the right."""
+    lines = [f"| {' | '.join(header)} |", f"|---|{'---:|' * (len(header) - 1)}"]
+    lines += [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join(lines) + "\n"
