@@ -294,3 +294,6 @@ def _forget(name: str) -> None:
     exported = globals().get("__all__", [])
     while name in exported:
         exported.remove(name)
+
+
+register_timm()

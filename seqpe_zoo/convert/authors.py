@@ -32,6 +32,7 @@ _ENCODER_LAYER_NAMES = {
 _ENCODER_LAYER = re.compile(r"transformers\.(\d+)\.(.+)\.(weight|bias)")
 _PER_LAYER_PROJECTION = re.compile(r"transformer\.h\.(\d+)\.attn\.pe_qk\.(weight|bias)")
 _SHARED_PROJECTION = re.compile(r"transformer\.pe_qk\.(weight|bias)")
+_VIT_PROJECTION = re.compile(r"(?:blocks\.(\d+)\.attn\.)?pe_qk\.(weight|bias)")
 
 
 def encoder_state_dict_from_authors(
@@ -81,6 +82,46 @@ def gpt2_state_dict_from_authors(
         )
     converted.setdefault("lm_head.weight", converted["transformer.wte.weight"])
     return converted | encoder_state_dict_from_authors(encoder, "transformer.wpe.encoder.")
+
+
+def vit_state_dict_from_authors(
+    model: Mapping[str, Tensor], encoder: Mapping[str, Tensor], config: Any
+) -> dict[str, Tensor]:
+    """Renames the state of the release's ViT and of its encoder to that of our `PositionVisionTransformer`.
+
+    Args:
+        model: the authors' names, as `blocks.0.attn.pe_qk.weight`.
+        encoder: the authors' names, without a prefix: a position encoder, the frequencies of "rotary_mixed",
+            or empty.
+        config: anything with the `depth` and `num_heads` of the model, as a mapping or as attributes.
+
+    Raises:
+        ValueError: the state has another number of layers than the configuration.
+    """
+    depth, num_heads = (_setting(config, name) for name in ("depth", "num_heads"))
+    layers = {int(match[1]) for name in model if (match := re.match(r"blocks\.(\d+)\.", name))}
+    if layers != set(range(depth)):
+        raise ValueError(f"the state dict has layers {sorted(layers)}, the configuration depth={depth}")
+    converted: dict[str, Tensor] = {}
+    for name, tensor in model.items():
+        if match := _VIT_PROJECTION.fullmatch(name):
+            converted[f"position_encoding.projection.{match[1] or 0}.{match[2]}"] = tensor
+        elif name == "cls_token_pos_embed":
+            converted["position_encoding.prefix"] = tensor.flatten(0, 1)
+        elif name == "pos_embed":
+            converted["position_encoding.prefix"] = tensor[0, :1]
+            converted["position_encoding.weight"] = tensor[0, 1:]
+        else:
+            converted[name] = tensor
+    if "freqs" in encoder:  # (2, depth, heads * pairs)
+        freqs = encoder["freqs"]
+        pairs = freqs.shape[-1] // num_heads
+        return converted | {"position_encoding.freqs": freqs.reshape(2, depth, num_heads, pairs)}
+    return converted | encoder_state_dict_from_authors(encoder, "position_encoding.encoder.")
+
+
+def _setting(config: Any, name: str) -> Any:
+    return config[name] if isinstance(config, Mapping) else getattr(config, name)
 
 
 def _encoder_entry(entry: tuple[str, Tensor]) -> tuple[str, Tensor]:

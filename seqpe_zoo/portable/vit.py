@@ -81,6 +81,8 @@ def keep_rows(terms: Tensor, kept: Tensor, num_prefix: int) -> Tensor:
 class _WithPositions(VisionTransformer):
     """What the plain and the distilled model share."""
 
+    _step_losses: Optional[PositionLosses]
+
     def __init__(
         self,
         *args: Any,
@@ -108,8 +110,8 @@ class _WithPositions(VisionTransformer):
         self.pos_embed = None
         blocks: Any = super().__getattr__("blocks")
         self.blocks = nn.ModuleList(blocks)  # a Sequential would call its blocks with one argument
-        self.grid_start: Tuple[int, int] = (0, 0)
-        self._step_losses: Optional[PositionLosses] = None
+        self.grid_start = (0, 0)
+        self._step_losses = None
         trained = self.patch_embed.grid_size if train_img_size is None else self._grid_of(train_img_size)
         on_device = torch.device(device) if device is not None else contextlib.nullcontext()
         with on_device:
