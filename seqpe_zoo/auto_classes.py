@@ -37,6 +37,8 @@ def _register_configs() -> None:
 
 
 def _register_models() -> None:
+    if _is_half_imported(_GPT2):
+        return  # our file imports transformers' Auto classes, not the other way round: its turn comes later
     from transformers import AutoModel, AutoModelForCausalLM
 
     from .portable.configuration_seqpe_gpt2 import SeqPEGPT2Config
@@ -51,9 +53,16 @@ def _register_models() -> None:
         model.register_for_auto_class(auto_class.__name__)
 
 
+def _is_half_imported(module: str) -> bool:
+    spec = getattr(sys.modules.get(module), "__spec__", None)
+    return getattr(spec, "_initializing", False) and not hasattr(sys.modules[module], "__all__")
+
+
+_GPT2 = "seqpe_zoo.portable.modeling_seqpe_gpt2"
 _AFTER: dict[str, Callable[[], None]] = {
     "transformers.models.auto.configuration_auto": _register_configs,
     "transformers.models.auto.modeling_auto": _register_models,
+    _GPT2: _register_models,
 }
 
 
