@@ -1,7 +1,70 @@
-"""SeqPE and every position encoding it is compared with, for timm and transformers."""
+"""SeqPE and every position encoding it is compared with, for timm and transformers.
 
-from .portable.pe_seqpe import SeqPE
-from .portable.registry import build_position_encoding, list_position_encodings
+Importing this package tells timm and transformers of its models (see `after_import.py`) and imports neither
+of them, nor torch; public names are loaded when they are first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from .after_import import run_after_import
+
+if TYPE_CHECKING:
+    from .auto_classes import register_auto_classes
+    from .portable.pe_base import PositionEncoding, PositionLosses
+    from .portable.pe_seqpe import SeqPE
+    from .portable.positions import ABSENT, grid_positions, positions_from_mask, range_positions
+    from .portable.registry import build_position_encoding, list_position_encodings
+    from .timm_models import register_timm, unregister_timm
 
 __version__ = "0.1.0"
-__all__ = ["SeqPE", "build_position_encoding", "list_position_encodings"]
+
+_HOME = {
+    "ABSENT": "portable.positions",
+    "PositionEncoding": "portable.pe_base",
+    "PositionLosses": "portable.pe_base",
+    "SeqPE": "portable.pe_seqpe",
+    "build_position_encoding": "portable.registry",
+    "grid_positions": "portable.positions",
+    "list_position_encodings": "portable.registry",
+    "positions_from_mask": "portable.positions",
+    "range_positions": "portable.positions",
+    "register_auto_classes": "auto_classes",
+    "register_timm": "timm_models",
+    "unregister_timm": "timm_models",
+}
+__all__ = [
+    "ABSENT",
+    "PositionEncoding",
+    "PositionLosses",
+    "SeqPE",
+    "build_position_encoding",
+    "grid_positions",
+    "list_position_encodings",
+    "positions_from_mask",
+    "range_positions",
+    "register_auto_classes",
+    "register_timm",
+    "unregister_timm",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
+    value = getattr(import_module(f".{_HOME[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]
+
+
+def _register_timm() -> None:
+    # Where that module is itself what imports timm, it is half loaded here, and registers at its end.
+    getattr(import_module(".timm_models", __name__), "register_timm", lambda: None)()
+
+
+run_after_import("timm", _register_timm)
+import_module(".auto_classes", __name__).register_auto_classes()

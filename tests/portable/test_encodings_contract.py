@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 
 from seqpe_zoo import build_position_encoding, list_position_encodings
 from seqpe_zoo.portable.attention import attend, score_bias, widen_heads
@@ -114,6 +116,18 @@ def test_shift_changes_nothing_for_relative_encodings(name, options, num_dims, s
     same = torch.allclose(*probabilities, atol=1e-5)
     in_attention = name not in ("nope", "ape_sin", "ape_learn") and options.get("integration") != "input"
     assert same == (name in ("rope", "alibi") or not in_attention)
+
+
+@given(name=st.sampled_from(["rope", "alibi"]), start=st.integers(0, 60_000), length=st.integers(2, 12))
+def test_shift_is_a_no_op_for_rope_and_alibi(name, start, length):
+    pe = build(name, {}, num_dims=1).double()
+    q, k = torch.randn(2, 1, 2, length, 8, dtype=torch.float64)
+    here, there = (
+        attention_scores(pe, pe.prepare_range(first, first + length), 0, q, k).softmax(-1)
+        for first in (0, start)
+    )
+    # Angles are float32: an angle of 60,000 radians is known to 0.004.
+    torch.testing.assert_close(there, here, atol=1e-6 + 2e-6 * start, rtol=0)
 
 
 @pytest.mark.parametrize(("name", "options", "num_dims"), cases_for(1, 2))

@@ -1,0 +1,148 @@
+"""The position encoder: digits, shared prefixes, tables (the bars of the core)."""
+
+import multiprocessing
+
+import torch
+from torch import Tensor
+
+from benchmarks.report import Row
+from benchmarks.timing import compare, peak_memory_of
+from seqpe_zoo import SeqPE
+from seqpe_zoo.portable.digits import positions_to_digits
+from seqpe_zoo.portable.encoder import PositionEncoder
+
+
+def run(full: bool) -> list[Row]:
+    """Measures with one and with two threads."""
+    rows = []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        rows += _digits(threads)
+        rows += _inference(threads, rounds=5 if full else 3)
+        rows += _training(threads, rounds=9 if full else 5)
+    rows += _scaling(full)
+    rows += _growth()
+    rows.append(_memory())
+    return rows
+
+
+def encode_full_sequences(encoder: PositionEncoder, positions: Tensor) -> Tensor:
+    """Runs every layer on every full sequence: what an encoder does that shares nothing."""
+    tokens, _ = encoder._tokens(positions)
+    final = encoder.cls_embedding.expand(len(positions), 1, -1)
+    x = torch.cat([encoder._vocabulary()[tokens], final], dim=1)
+    mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
+    for layer in encoder.model.layers:  # type: ignore[union-attr]
+        x = layer(x, mask, False)
+    return encoder._project(x[:, -1])
+
+
+def _encoder(**options: object) -> PositionEncoder:
+    settings = {"dim": 384, "num_digits": 5, "dropout": 0.0, **options}
+    return SeqPE(**settings).eval().encoder  # type: ignore[arg-type]
+
+
+def _digits(threads: int) -> list[Row]:
+    positions = torch.randint(0, 20000, (100_000, 1))
+
+    def string_loop() -> Tensor:
+        numbers = positions[:, 0].tolist()
+        return torch.tensor([[int(digit) for digit in str(number).zfill(5)] for number in numbers])
+
+    candidates = {"digits": lambda: positions_to_digits(positions, 10, 5), "string loop": string_loop}
+    ratios = compare(candidates, "string loop", rounds=5)
+    return [
+        Row.faster(f"digits of 100,000 positions, {threads} thread(s)", ratio, bar=100.0) for ratio in ratios
+    ]
+
+
+def _inference(threads: int, rounds: int) -> list[Row]:
+    encoder = _encoder()
+    positions = torch.arange(20000)[:, None]
+
+    @torch.no_grad()
+    def full() -> None:
+        for chunk in positions.split(2000):
+            encode_full_sequences(encoder, chunk)
+
+    @torch.no_grad()
+    def shared() -> None:
+        encoder(positions)
+
+    ratios = compare({"shared prefixes": shared, "full sequences": full}, "full sequences", rounds, warmup=0)
+    name = f"encoding 0..19999 (d=384, k=5, 2 layers), {threads} thread(s)"
+    return [Row.faster(name, ratio, bar=3.5) for ratio in ratios]
+
+
+def _training(threads: int, rounds: int) -> list[Row]:
+    encoder = _encoder().train()
+    positions = torch.randint(0, 20000, (1500, 1))
+
+    def step(encode: object) -> None:
+        encoder.zero_grad()
+        encode(positions).square().sum().backward()  # type: ignore[operator]
+
+    candidates = {
+        "shared prefixes": lambda: step(encoder),
+        "full sequences": lambda: step(lambda chunk: encode_full_sequences(encoder, chunk)),
+    }
+    ratios = compare(candidates, "full sequences", rounds)
+    name = f"forward and backward on 1,500 random positions, {threads} thread(s)"
+    return [Row.faster(name, ratio, bar=2.5) for ratio in ratios]
+
+
+def _scaling(full: bool) -> list[Row]:
+    """Cost per position against that of 1,000 positions: linear growth means a ratio near or below 1."""
+    encoder = _encoder()
+    sizes = (1000, 4000, 16000, 64000) if full else (1000, 4000, 16000)
+
+    def encode(count: int) -> object:
+        with torch.no_grad():
+            return encoder(torch.arange(count)[:, None])
+
+    rows = []
+    for count in sizes[1:]:
+        candidates = {"large": lambda count=count: encode(count), "small": lambda: encode(sizes[0])}
+        for ratio in compare(candidates, "small", rounds=3):
+            share = sizes[0] / count
+            rows.append(
+                Row.plain(f"{count:,} positions / {sizes[0]:,} positions, per position", ratio, share)
+            )
+    return rows
+
+
+def _growth() -> list[Row]:
+    """Decoding: looking up the next position, the table growing ahead, against encoding it anew each time."""
+    pe = SeqPE(dim=384, num_heads=6, num_layers=12, num_digits=5).eval()
+
+    @torch.no_grad()
+    def with_table() -> None:
+        pe.drop_caches()
+        pe.prepare_range(0, 512)
+        for position in range(512, 768):
+            pe.prepare_range(position, position + 1)
+
+    @torch.no_grad()
+    def without_table() -> None:
+        pe.layer_terms(pe.encoder(torch.arange(512)[:, None]))
+        for position in range(512, 768):
+            pe.layer_terms(pe.encoder(torch.tensor([[position]])))
+
+    ratios = compare({"table": with_table, "no table": without_table}, "no table", rounds=3)
+    return [Row.faster("512 positions, then 256 one by one", ratio, bar=None) for ratio in ratios]
+
+
+def _memory() -> Row:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        extra = pool.apply(_encode_a_million)
+    return Row.value(
+        "extra memory of encoding 1,000,000 positions (d=384), output included", extra / 1e9, "GB", 2.0
+    )
+
+
+def _encode_a_million() -> int:
+    torch.set_num_threads(2)
+    encoder = _encoder(num_digits=6)
+    with torch.no_grad():
+        encoder(torch.arange(2000)[:, None])
+        return peak_memory_of(lambda: encoder(torch.arange(1_000_000)[:, None]))

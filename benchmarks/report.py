@@ -1,0 +1,80 @@
+"""One row of the results, and the page they are written to."""
+
+import platform
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+from benchmarks.timing import Ratio
+
+PACKAGES = ("torch", "timm", "transformers")
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was measured, and whether it reached its bar."""
+
+    what: str
+    measured: str
+    bar: str = ""
+    reached: bool | None = None
+
+    @classmethod
+    def slower(cls, what: str, ratio: Ratio, bar: float | None) -> "Row":
+        """A cost: the time against the baseline's, which should stay below the bar."""
+        measured = f"{ratio.median:.3f}x {ratio.baseline} [{ratio.lowest:.3f} to {ratio.highest:.3f}]"
+        if bar is None:
+            return cls(what, measured)
+        return cls(what, measured, f"at most {bar:.2f}x", ratio.median <= bar)
+
+    @classmethod
+    def faster(cls, what: str, ratio: Ratio, bar: float | None) -> "Row":
+        """A gain: how many times faster than the baseline, which should reach the bar."""
+        low, middle, high = 1 / ratio.highest, 1 / ratio.median, 1 / ratio.lowest
+        measured = f"{middle:.1f}x faster than {ratio.baseline} [{low:.1f} to {high:.1f}]"
+        if bar is None:
+            return cls(what, measured)
+        return cls(what, measured, f"at least {bar:g}x", middle >= bar)
+
+    @classmethod
+    def plain(cls, what: str, ratio: Ratio, factor: float = 1.0) -> "Row":
+        """A ratio without a bar, multiplied by a factor."""
+        low, middle, high = (factor * value for value in (ratio.lowest, ratio.median, ratio.highest))
+        return cls(what, f"{middle:.2f}x [{low:.2f} to {high:.2f}]")
+
+    @classmethod
+    def value(cls, what: str, number: float, unit: str, bar: float | None = None) -> "Row":
+        """A measured quantity that should stay below the bar."""
+        if bar is None:
+            return cls(what, f"{number:.2f} {unit}")
+        return cls(what, f"{number:.2f} {unit}", f"below {bar:g} {unit}", number < bar)
+
+
+def write_results(sections: dict[str, list[Row]], command: str, target: Path) -> None:
+    """Writes all sections as one Markdown page."""
+    lines = [
+        "# Benchmark results",
+        "",
+        f"Measured by `{command}`. Medians of ratios within interleaved rounds, [lowest to highest].",
+        "",
+        f"Machine: {_machine()}. " + ", ".join(f"{name} {version(name)}" for name in PACKAGES) + ".",
+    ]
+    for title, rows in sections.items():
+        lines += ["", f"## {title}", "", "| what | measured | bar | reached |", "|---|---|---|---|"]
+        for row in rows:
+            reached = "" if row.reached is None else "yes" if row.reached else "**no**"
+            lines.append(f"| {row.what} | {row.measured} | {row.bar} | {reached} |")
+    target.write_text("\n".join(lines) + "\n")
+
+
+def _machine() -> str:
+    model = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        names = [
+            line.split(":")[1].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line
+        ]
+        model = names[0] if names else model
+    return f"{model}, {torch.get_num_threads()} threads, Python {platform.python_version()}, float32"

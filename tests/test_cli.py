@@ -1,0 +1,40 @@
+import pytest
+
+from seqpe_zoo.cli import main
+
+
+def test_help_names_every_command(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["--help"])
+    assert stop.value.code == 0
+    text = capsys.readouterr().out
+    for command in (
+        "list",
+        "info",
+        "evaluate",
+        "diagnose",
+        "plot",
+        "stage",
+        "check",
+        "plan",
+        "push",
+        "verify",
+    ):
+        assert command in text
+
+
+def test_list_shows_encodings_and_models(capsys):
+    assert main(["list"]) == 0
+    text = capsys.readouterr().out
+    assert "rope2d_mixed" in text
+    assert "vit_small_patch16_seqpe_224" in text
+
+
+def test_info_shows_options_and_defaults(capsys):
+    assert main(["info", "seqpe"]) == 0
+    assert "distance_weight = 0.1" in capsys.readouterr().out
+
+
+def test_info_of_an_unknown_encoding_lists_the_known_ones(capsys):
+    assert main(["info", "rape"]) == 2
+    assert "unknown position encoding 'rape'; the known ones are: nope" in capsys.readouterr().err
