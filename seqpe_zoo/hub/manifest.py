@@ -79,7 +79,7 @@ def git_sha(folder: Path) -> str | None:
         return done.stdout.strip() if done.returncode == 0 else None
 
     sha = git("rev-parse", "HEAD")
-    if not sha:
+    if not sha or not git("ls-files", "--", "."):  # installed into somebody's checkout, not part of it
         return None
     return sha + ("+changes" if git("status", "--porcelain", "--untracked-files=no", "--", ".") else "")
 

@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,6 @@ class Staged:
     files: list[str]
     left_out: list[str]
     libraries: list[str]
-    notes: list[str] = field(default_factory=list)
 
 
 def stage(
@@ -101,7 +100,8 @@ def stage(
         raise HubError(f"staging {target.name}: {error.strerror}: {error.filename}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    return Staged(target, sorted(p.name for p in target.iterdir()), left_out, libraries_of(config))
+    files = sorted(path.name for path in target.iterdir())
+    return Staged(target, files, [name for name in left_out if name not in files], libraries_of(config))
 
 
 def _choose(run_folder: Path) -> tuple[list[str], list[str]]:

@@ -1,44 +1,34 @@
 """Write tiny models into folders, as training would. Run in a process of its own.
 
-`python tests/hub/stand_ins.py FOLDER` writes lm (remote code), vit (timm) and logits.json in it.
+`python tests/hub/stand_ins.py FOLDER` writes lm (transformers), vit (timm) and logits.json in it.
 """
 
-import importlib
 import json
 import sys
-import types
 from pathlib import Path
 
-CODE = Path(__file__).with_name("stand_in_code")
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import timm
+import torch
+from timm.models import save_for_hf
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import seqpe_zoo  # noqa: F401 (registers the architectures)
 
 
 def write_lm(folder):
-    import torch
-
-    package = types.ModuleType("stand_in_code")
-    package.__path__ = [str(CODE)]
-    sys.modules["stand_in_code"] = package
-    modeling = importlib.import_module("stand_in_code.modeling_standin")
     torch.manual_seed(0)
-    config = modeling.StandInConfig()
-    model = modeling.StandInForCausalLM(config).eval()
+    size = {"vocab_size": 64, "n_positions": 32, "n_embd": 32, "n_layer": 2, "n_head": 2}
+    tokens = {"bos_token_id": 0, "eos_token_id": 0}
+    config = AutoConfig.for_model("seqpe_gpt2", position_encoding="seqpe", **size, **tokens)
+    model = AutoModelForCausalLM.from_config(config).eval()
     model.save_pretrained(folder)
-    add_to_config(
-        folder,
-        auto_map={
-            "AutoConfig": "configuration_standin.StandInConfig",
-            "AutoModelForCausalLM": "modeling_standin.StandInForCausalLM",
-        },
-    )
     with torch.no_grad():
         return model(torch.arange(16)[None]).logits.flatten()[:8].tolist()
 
 
 def write_vit(folder):
-    import timm
-    import torch
-    from timm.models import save_for_hf
-
     torch.manual_seed(0)
     args = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
     model = timm.create_model("vit_tiny_patch16_224", num_classes=10, **args).eval()
@@ -46,11 +36,6 @@ def write_vit(folder):
     save_for_hf(model, folder, model_args=args, safe_serialization=True)
     with torch.no_grad():
         return model(torch.linspace(-1, 1, 3 * 32 * 32).reshape(1, 3, 32, 32)).flatten().tolist()
-
-
-def add_to_config(folder, **values):
-    path = Path(folder) / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The whole road with models that load: stage, check, push, verify, and back with timm and transformers.
 
-The language model's code is in no installed package: it works only because it travels with the weights.
+The language model is loaded where seqpe_zoo cannot be imported: its code travels with the weights.
 """
 
 import json
@@ -13,6 +13,8 @@ import pytest
 
 from seqpe_zoo.hub.check import CheckFailed, check, receipt_path, write_receipt
 from seqpe_zoo.hub.manifest import read_manifest
+from seqpe_zoo.hub.stage import PORTABLE
+from seqpe_zoo.portable.version import PORTABLE_VERSION
 from tests.hub.helpers import (
     LoopbackHub,
     folder_hashes,
@@ -21,22 +23,21 @@ from tests.hub.helpers import (
 )
 
 HERE = Path(__file__).parent
-CODE = HERE / "stand_in_code"
-LM, VIT = "zoo/standin-lm", "zoo/standin-vit"
+LM, VIT = "zoo/tiny-lm", "zoo/tiny-vit"
 LM_FACTS = f"""
-title: A stand-in language model
+title: A tiny SeqPE language model
 repo_id: {LM}
 tag: v1.0
-summary: One layer, made by a test.
+summary: Two layers, made by a test.
 license: mit
 libraries: [transformers]
 pipeline_tag: text-generation
-position_encoding: {{name: ape_learn}}
+position_encoding: {{name: seqpe, integration: bias, base: 10, num_digits: 5}}
 trained_on: nothing
 tokenizer: false
 """
 VIT_FACTS = f"""
-title: A stand-in ViT
+title: A tiny ViT
 repo_id: {VIT}
 tag: v1.0
 summary: Two layers, made by a test.
@@ -48,14 +49,28 @@ trained_on: nothing
 input_size: [3, 32, 32]
 """
 
+CHANGED_MODEL = """
+
+_forward = SeqPEGPT2LMHeadModel.forward
+
+
+def _louder(self, *args, **kwargs):
+    output = _forward(self, *args, **kwargs)
+    output.logits = output.logits * 2
+    return output
+
+
+SeqPEGPT2LMHeadModel.forward = _louder
+"""
+
 LOAD_BACK = """
 import json, sys
 sys.modules["seqpe_zoo"] = None  # as if it were not installed
 import timm, torch
 from transformers import AutoModelForCausalLM, AutoModelForImageClassification
-lm = AutoModelForCausalLM.from_pretrained("zoo/standin-lm", trust_remote_code=True, revision="v1.0").eval()
-vit = timm.create_model("hf-hub:zoo/standin-vit@v1.0", pretrained=True).eval()
-wrapped = AutoModelForImageClassification.from_pretrained("zoo/standin-vit").eval()
+lm = AutoModelForCausalLM.from_pretrained("zoo/tiny-lm", trust_remote_code=True, revision="v1.0").eval()
+vit = timm.create_model("hf-hub:zoo/tiny-vit@v1.0", pretrained=True).eval()
+wrapped = AutoModelForImageClassification.from_pretrained("zoo/tiny-vit").eval()
 ids, image = torch.arange(16)[None], torch.linspace(-1, 1, 3 * 32 * 32).reshape(1, 3, 32, 32)
 with torch.no_grad():
     print(json.dumps({
@@ -83,9 +98,7 @@ def workshop(tmp_path_factory):
     write_card_folder(base / "cards" / "lm", LM_FACTS)
     write_card_folder(base / "cards" / "vit", VIT_FACTS)
     for name in ("lm", "vit"):
-        ran = hub.run(
-            "stage", base / "runs" / name, base / name, "--card", base / "cards" / name, "--portable", CODE
-        )
+        ran = hub.run("stage", base / "runs" / name, base / name, "--card", base / "cards" / name)
         assert ran.code == 0, ran.text
     yield base, hub
     hub.stop()
@@ -94,18 +107,13 @@ def workshop(tmp_path_factory):
 @pytest.mark.slow
 def test_staged_folders_hold_what_both_libraries_need(workshop):
     base, _ = workshop
-    code = sorted(path.name for path in CODE.glob("*.py"))
-    assert sorted(folder_hashes(base / "lm")) == sorted(
-        ["MANIFEST.json", "README.md", "config.json", "generation_config.json", "model.safetensors", *code]
-    )
-    assert sorted(folder_hashes(base / "vit")) == [
-        "MANIFEST.json",
-        "README.md",
-        "config.json",
-        "model.safetensors",
-    ]
+    lm, vit = sorted(folder_hashes(base / "lm")), sorted(folder_hashes(base / "vit"))
+    plain = ["MANIFEST.json", "README.md", "config.json", "model.safetensors"]
+    assert vit == plain
+    assert [name for name in lm if not name.endswith(".py")] == sorted([*plain, "generation_config.json"])
+    assert {"modeling_seqpe_gpt2.py", "configuration_seqpe_gpt2.py", "pe_seqpe.py", "digits.py"} <= set(lm)
     manifest = read_manifest(base / "lm")
-    assert manifest["package"]["portable_version"] == "1"
+    assert manifest["package"]["portable_version"] == PORTABLE_VERSION
     assert list(manifest["fingerprints"]) == ["transformers"]
 
 
@@ -158,24 +166,25 @@ def test_sync_code_updates_code_and_manifest_only(workshop, tmp_path):
     assert hub.push(folder, "--repo", repo).code == 0
     before = hub.files(repo)
     code = tmp_path / "code"
-    shutil.copytree(CODE, code)
-    layers = code / "standin_layers.py"
-    layers.write_text(layers.read_text().replace("tangent.", "tangent, bent a little."))
+    shutil.copytree(PORTABLE, code)
+    digits = code / "digits.py"
+    digits.write_text(digits.read_text() + "\n# a comment of the next release\n")
 
     shown = hub.run("sync-code", repo, "--portable", code)
     assert shown.code == 0, shown.text
-    assert '+    """Return the hyperbolic tangent, bent a little."""' in shown.out
+    assert "+# a comment of the next release" in shown.out
     assert hub.files(repo) == before
 
     done = hub.run("sync-code", repo, "--portable", code, "--yes", "--tag", "v1.0.1")
     assert done.code == 0, done.text
     after = hub.files(repo)
-    assert {name for name in after if after[name] != before[name]} == {"standin_layers.py", "MANIFEST.json"}
+    assert {name for name in after if after[name] != before[name]} == {"digits.py", "MANIFEST.json"}
     assert hub.state(repo)["tags"]["v1.0.1"] == hub.head(repo)
     assert hub.run("verify", repo).code == 0
     assert "up to date" in hub.run("sync-code", repo, "--portable", code, "--yes").out
 
-    layers.write_text(layers.read_text().replace("x.tanh()", "x.sin()"))
+    modeling = code / "modeling_seqpe_gpt2.py"
+    modeling.write_text(modeling.read_text() + CHANGED_MODEL)
     refused = hub.run("sync-code", repo, "--portable", code, "--yes")
     assert refused.code == 30
     assert "changes a published model" in refused.err
