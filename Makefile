@@ -28,11 +28,14 @@ help:
 demo: $(RUNTIME_INSTALLED)
 	$(BIN)/seqpe-zoo demo
 
+# The models of tests are tiny: one thread a process and a process a core beats more threads by far.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal
+
 test: $(DEV_INSTALLED)
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 test-fast: $(DEV_INSTALLED)
-	$(BIN)/python -m pytest -m "not slow"
+	$(PYTEST) -m "not slow"
 
 lint: $(DEV_INSTALLED)
 	$(BIN)/python -m ruff check .
