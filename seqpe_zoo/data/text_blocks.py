@@ -1,9 +1,8 @@
 """Text as one stream of tokens, cut into blocks: WikiText-103, local text files, or the embedded byte corpus.
 
-The release cuts inside map batches, loses the last full block and restarts at six shard borders (SPEC.md,
-section 11); here the stream is whole, every token is in exactly one block and the shorter tail is kept.
-Targets are the next tokens of the stream, so that the last token of a block is a target of that block as
-well.
+The release cuts inside map batches, loses the last full block and restarts at six shard borders; here the
+stream is whole, every token is in exactly one block and the shorter tail is kept. Targets are the next tokens
+of the stream, so that the last token of a block has a target as well.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         label, name = split_label(word)
         task = arguments.task or _task_of(name)
         report.measurements += _measure(task, name, label, arguments)
-    _write_report(report, arguments.output, plot=not arguments.no_plot)
+    write_report(report, arguments.output, plot=not arguments.no_plot)
     return 0
 
 
@@ -184,7 +184,7 @@ PAPER_TABLES = {
 }
 
 
-def _write_report(report: Any, folder: Path, plot: bool) -> None:
+def write_report(report: Any, folder: Path, plot: bool) -> None:
     """Writes results.json, table.md and a plot for each metric, and prints the tables."""
     from rich.console import Console
 

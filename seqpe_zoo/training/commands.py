@@ -1,0 +1,127 @@
+"""Command line of this room: `demo`, `train` and `compare`.
+
+Definitions import nothing heavy; handlers import what they need and return an exit code.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from .launch import EXIT_WRONG_INPUT, add_run_arguments
+
+
+def add_subcommands(subparsers: Any) -> None:
+    """Adds the commands to the parser of the command line."""
+    demo = subparsers.add_parser(
+        "demo",
+        help="train, extrapolate and plot for real, in about five minutes",
+        description="Trains tiny language models on the source of Python's standard library and tiny vision "
+        "transformers on scikit-learn's digits, measures them beyond their training length and resolution, "
+        "and "
+        "writes a report with tables, curves and heatmaps.",
+    )
+    demo.add_argument("--output", type=Path, default=Path("demo_report"), help="folder of the report")
+    demo.add_argument("--processes", type=int, default=2, help="models trained side by side (2)")
+    demo.add_argument("--scale", type=float, default=1.0, help="share of the training steps (1.0)")
+    demo.add_argument("--only", choices=("text", "images"), help="one half of the demo")
+    demo.add_argument("--seed", type=int, default=0)
+    demo.set_defaults(handler=_demo)
+
+    train = subparsers.add_parser(
+        "train", help="train or fine-tune by a recipe", description="Runs a recipe of train_scripts/recipes."
+    )
+    add_run_arguments(train)
+    train.set_defaults(handler=_train)
+
+    compare = subparsers.add_parser(
+        "compare",
+        help="train several encodings under one recipe and report them together",
+        description="Each contestant is an encoding, with options as rope:base=1e6, or a trained checkpoint.",
+    )
+    compare.add_argument("contestants", nargs="+", metavar="[LABEL=]ENCODING[:option=value,...] or MODEL")
+    compare.add_argument("--recipe", type=Path, required=True, help="YAML recipe of train_gpt2 or train_vit")
+    compare.add_argument("--set", nargs="*", default=[], metavar="section.key=value", dest="changes")
+    compare.add_argument("--output", type=Path, default=Path("comparison"), help="folder of runs and report")
+    compare.add_argument(
+        "--resume", action="store_true", help="continue; finished contestants are not trained again"
+    )
+    compare.add_argument("--overwrite", action="store_true", help="train all contestants again")
+    compare.add_argument("--no-plot", action="store_true")
+    compare.set_defaults(handler=_compare)
+
+
+def _train(options: argparse.Namespace) -> int:
+    from .launch import start
+
+    return start(options)
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from ..data.errors import DataError
+    from .demo import run_demo
+    from .launch import say
+
+    try:
+        return run_demo(options.output, options.processes, options.scale, options.only, options.seed)
+    except DataError as error:
+        say(f"error: {error}")
+        return EXIT_WRONG_INPUT
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from ..data.errors import DataError
+    from .checkpoints import DiskFullError
+    from .launch import EXIT_DISK_FULL, quiet_libraries, say
+    from .strict_config import ConfigError
+
+    quiet_libraries()
+    try:
+        return _run_compare(options)
+    except (ConfigError, DataError) as error:
+        say(f"error: {error}")
+        return EXIT_WRONG_INPUT
+    except DiskFullError as error:
+        say(f"error: {error}")
+        return EXIT_DISK_FULL
+
+
+def _run_compare(options: argparse.Namespace) -> int:
+    from ..evaluation.commands import write_report
+    from ..evaluation.report import Report, typed_command
+    from .compare import is_checkpoint, measure_checkpoint, relabel, run_for
+    from .job import run_job
+    from .launch import builder_of, say
+    from .run_config import load_run
+    from .strict_config import ConfigError
+
+    run = load_run(options.recipe, [*options.changes, f"training.output={options.output}"])
+    if run.task not in ("train_gpt2", "train_vit"):
+        raise ConfigError(
+            f"{options.recipe} is a recipe of {run.task}; compare needs train_gpt2 or train_vit"
+        )
+    if not (getattr(run.evaluation, "lengths", ()) or getattr(run.evaluation, "resolutions", ())):
+        raise ConfigError("the recipe measures nothing: set evaluation.lengths or evaluation.resolutions")
+    report = Report(typed_command(), run.training.seed)
+    # All jobs are built before the first one runs: a mistake in the last contestant must not cost hours.
+    entries: list[tuple[str, Any]] = []
+    for word in options.contestants:
+        if is_checkpoint(word):
+            entries.append((word, None))
+        else:
+            label, own = run_for(run, word)
+            entries.append((label, builder_of(run.task)(own)))
+    for label, job in entries:
+        if job is None:
+            report.measurements += measure_checkpoint(label, run)
+            continue
+        say(f"{label}:")
+        outcome = run_job(job, options.resume, options.overwrite, command=report.command)
+        if outcome.stopped:
+            say("stopped and saved; continue with --resume")
+            return 0
+        report.measurements += relabel(outcome.measurements, label)
+        report.details[label] = {"steps": outcome.steps, "seconds_a_step": outcome.seconds_a_step}
+    write_report(report, options.output, plot=not options.no_plot)
+    return 0

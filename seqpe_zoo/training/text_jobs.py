@@ -1,0 +1,226 @@
+"""Jobs of language models: GPT-2 from scratch, fine-tuning on text, fine-tuning on questions."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ..data.byte_tokenizer import build_byte_tokenizer
+from ..data.errors import DataError
+from ..data.squad_documents import (
+    AnswerSpans,
+    DocumentQuestion,
+    build_document_questions,
+    load_questions,
+    pad_answer_spans,
+    read_rows,
+)
+from ..data.text_blocks import TextBlocks
+from ..data.text_sources import open_token_stream
+from ..evaluation.measure import measure_questions, measure_text
+from ..evaluation.model_loading import LanguageModel, find_position_encoding, load_language_model
+from ..evaluation.perplexity import check_lengths
+from .job import Job
+from .run_config import (
+    FinetuneGPT2Run,
+    FinetuneQARun,
+    PretrainedConfig,
+    TextModelConfig,
+    TrainGPT2Run,
+)
+from .strict_config import ConfigError
+from .trainer import stack_items, text_statistics
+
+logger = logging.getLogger(__name__)
+GPT2_VOCABULARY = 50257
+
+
+def load_tokenizer(name: str) -> Any:
+    """Loads the tokenizer of a recipe: "bytes", a Hub id or a folder.
+
+    Raises:
+        DataError: it cannot be found.
+    """
+    if name == "bytes":
+        return build_byte_tokenizer()
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise DataError(
+            f"cannot load the tokenizer {name!r}: {reason}. Without access to the Hub, set model.tokenizer "
+            "to a "
+            "folder with vocab.json and merges.txt, or to bytes"
+        ) from error
+
+
+def build_language_model(
+    model: TextModelConfig, length: int, vocabulary: int = GPT2_VOCABULARY, end: int | None = None
+) -> nn.Module:
+    """Builds GPT-2 with the position encoding of a recipe.
+
+    Args:
+        model: section of the recipe.
+        length: of the training blocks.
+        vocabulary: tokens.
+        end: number of the end-of-text token.
+
+    Raises:
+        ConfigError: the encoding is unknown, does not suit text, or does not have an option.
+    """
+    from ..portable.configuration_seqpe_gpt2 import SeqPEGPT2Config
+    from ..portable.modeling_seqpe_gpt2 import SeqPEGPT2LMHeadModel
+
+    fixed = {"vocab_size": vocabulary, "bos_token_id": end, "eos_token_id": end, "train_length": length}
+    unknown = sorted(set(model.architecture) - set(SeqPEGPT2Config.__dataclass_fields__))
+    if unknown:
+        raise ConfigError(f"model.architecture: SeqPEGPT2Config has no field {', '.join(unknown)}")
+    try:
+        config = SeqPEGPT2Config(
+            **{"n_positions": length, **fixed, **model.architecture},
+            position_encoding=model.position_encoding,
+            position_encoding_args=model.position_encoding_args,
+        )
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"model: {error}") from error
+    return SeqPEGPT2LMHeadModel(config)
+
+
+def train_gpt2_job(run: TrainGPT2Run) -> Job:
+    """Builds the job of `task: train_gpt2`."""
+    tokenizer = load_tokenizer(run.model.tokenizer)
+    _seed(run.training.seed)
+    model = build_language_model(run.model, run.data.length, len(tokenizer), tokenizer.eos_token_id)
+    return _text_job(run, model, tokenizer)
+
+
+def finetune_gpt2_job(run: FinetuneGPT2Run) -> Job:
+    """Builds the job of `task: finetune_gpt2`."""
+    loaded = open_checkpoint(run.model)
+    if loaded.tokenizer is None and run.data.source != "stdlib":
+        raise DataError(
+            f"{run.model.checkpoint} has no tokenizer; only the embedded bytes can be read without"
+        )
+    return _text_job(run, loaded.model, loaded.tokenizer)
+
+
+def finetune_qa_job(run: FinetuneQARun) -> Job:
+    """Builds the job of `task: finetune_gpt2_qa`."""
+    loaded = open_checkpoint(run.model)
+    model, tokenizer, data = loaded.model, loaded.tokenizer, run.data
+    if tokenizer is None:
+        raise DataError(f"{run.model.checkpoint} has no tokenizer; questions cannot be read")
+    check_lengths(model, [data.length, *run.evaluation.lengths])
+    sides = []
+    for name, source, count in (
+        ("training", data.train, data.train_questions),
+        ("validation", data.validation, data.validation_questions),
+    ):
+        spans = AnswerSpans(_questions(source, tokenizer, data.length, count), tokenizer, data.length)
+        if spans.left_out:
+            logger.warning("%d %s questions are longer than %d tokens", spans.left_out, name, data.length)
+        sides.append(spans)
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+
+    def measure() -> list[Any]:
+        evaluation = run.evaluation
+        if not evaluation.lengths:
+            return []
+        finished = LanguageModel(run.training.output, model, tokenizer)
+        questions = (data.validation, evaluation.lengths, evaluation.questions, evaluation.generate)
+        return measure_questions(finished, finished.label, *questions)
+
+    return Job(
+        run=run,
+        model=model,
+        train=sides[0],
+        validation=sides[1],
+        collate=partial(pad_answer_spans, pad=pad or 0),
+        statistics=text_statistics,
+        metric="perplexity",
+        units_an_example=data.length,
+        unit="tokens",
+        save=partial(save_language_model, model, tokenizer),
+        measure=measure,
+    )
+
+
+def open_checkpoint(section: PretrainedConfig) -> LanguageModel:
+    """Loads the language model that a fine-tuning starts from.
+
+    Raises:
+        DataError: it cannot be loaded, or has another encoding than the recipe expects.
+    """
+    loaded = load_language_model(section.checkpoint, trust_remote_code=section.trust_remote_code)
+    check_encoding(loaded.model, section)
+    return loaded
+
+
+def check_encoding(model: nn.Module, section: PretrainedConfig) -> None:
+    """Refuses a checkpoint of another encoding than the recipe says.
+
+    Raises:
+        DataError: as said.
+    """
+    encoding = find_position_encoding(model)
+    found = "none of seqpe_zoo" if encoding is None else str(encoding.name)
+    if section.position_encoding is not None and section.position_encoding != found:
+        raise DataError(
+            f"{section.checkpoint} has the position encoding {found!r}; the recipe expects "
+            f"model.position_encoding={section.position_encoding!r}. To change an encoding, graft the "
+            "weights first"
+        )
+
+
+def save_language_model(model: nn.Module, tokenizer: Any | None, folder: Path) -> None:
+    """Writes a language model with its tokenizer, loadable by transformers with or without this package."""
+    model.save_pretrained(folder)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+
+
+def _text_job(run: TrainGPT2Run | FinetuneGPT2Run, model: nn.Module, tokenizer: Any | None) -> Job:
+    data, evaluation = run.data, run.evaluation
+    check_lengths(model, [data.length, *evaluation.lengths])
+    train = open_token_stream(data.source, "train", tokenizer, data.max_train_tokens)
+    validation = open_token_stream(data.source, "validation", tokenizer, data.max_validation_tokens)
+
+    def measure() -> list[Any]:
+        if not evaluation.lengths:
+            return []
+        finished = LanguageModel(run.training.output, model, tokenizer)
+        where = (data.source, evaluation.split, evaluation.lengths, evaluation.max_tokens)
+        return measure_text(finished, finished.label, *where)
+
+    return Job(
+        run=run,
+        model=model,
+        train=TextBlocks(train, data.length),
+        validation=TextBlocks(validation, data.length),
+        collate=stack_items,
+        statistics=text_statistics,
+        metric="perplexity",
+        units_an_example=data.length,
+        unit="tokens",
+        save=partial(save_language_model, model, tokenizer),
+        measure=measure,
+    )
+
+
+def _questions(source: str, tokenizer: Any, length: int, count: int | None) -> list[DocumentQuestion]:
+    path = Path(source)
+    if path.suffix == ".jsonl":
+        return read_rows(path)[:count]
+    return build_document_questions(load_questions(path), tokenizer, length, count)
+
+
+def _seed(seed: int) -> None:
+    from transformers import set_seed
+
+    set_seed(seed)

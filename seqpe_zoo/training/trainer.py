@@ -1,0 +1,274 @@
+"""`transformers.Trainer` with what the runs of the paper need, and nothing that only our models could use.
+
+Own parameter groups and separate clipping of the position encoder; exact validation figures whatever the
+number of processes; both position objectives in the log; checkpoints that are whole or do not count; an
+averaged copy of the weights. Models are trained by their own `forward`: it returns the loss.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from accelerate.utils import DistributedType
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from transformers import EvalPrediction, Trainer, TrainingArguments
+
+from ..evaluation.model_loading import find_position_encoding
+from .averaging import AVERAGED, WeightAverage
+from .checkpoints import (
+    DiskFullError,
+    check_room,
+    is_disk_full,
+    list_checkpoints,
+    mark_complete,
+    rotate,
+)
+from .parameter_groups import build_parameter_groups, position_parameter_names
+from .run_config import TrainingConfig
+from .schedules import schedule_factor
+
+PARTS = ("position_distance_loss", "position_ood_loss")
+RowStatistics = Callable[[nn.Module, dict[str, Tensor]], Tensor]
+"""Maps a model and a batch to sums for each row (B, 3): negative log-likelihood, right answers, targets."""
+
+
+def text_statistics(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
+    """Row statistics of a language model; targets are `shift_labels` or the shifted `labels`."""
+    targets = inputs.get("shift_labels")
+    if targets is None:
+        targets = F.pad(inputs["labels"], (0, 1), value=-100)[:, 1:]
+    mask = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"]))
+    logits = model(input_ids=inputs["input_ids"], attention_mask=mask, use_cache=False).logits
+    nll = F.cross_entropy(logits.float().transpose(1, 2), targets, reduction="none")
+    right = (logits.argmax(-1) == targets).sum(1)
+    return torch.stack([nll.double().sum(1), right.double(), (targets != -100).double().sum(1)], dim=1)
+
+
+def image_statistics(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
+    """Row statistics of a classifier."""
+    logits = model(pixel_values=inputs["pixel_values"])["logits"].float()
+    labels = inputs["labels"]
+    nll = F.cross_entropy(logits, labels, reduction="none")
+    right = logits.argmax(-1) == labels
+    return torch.stack([nll.double(), right.double(), torch.ones_like(nll).double()], dim=1)
+
+
+def summarise_rows(prediction: EvalPrediction) -> dict[str, float]:
+    """Turns row statistics into the metrics of an evaluation."""
+    nll, right, targets = prediction.predictions.sum(axis=0)
+    mean = float(nll / targets)
+    return {
+        "nll": mean,
+        "perplexity": math.exp(min(mean, 700.0)),
+        "accuracy": float(100.0 * right / targets),
+    }
+
+
+def training_arguments(
+    config: TrainingConfig, metric: str, total_steps: int | None = None
+) -> TrainingArguments:
+    """Translates a run configuration for transformers; schedule, groups and rotation are our own."""
+    evaluates = config.evaluate_every > 0
+    return TrainingArguments(
+        output_dir=config.output,
+        max_steps=total_steps if total_steps is not None else config.steps or -1,
+        num_train_epochs=config.epochs or 1.0,
+        per_device_train_batch_size=config.batch_size,
+        per_device_eval_batch_size=config.evaluation_batch_size or config.batch_size,
+        gradient_accumulation_steps=config.accumulate,
+        learning_rate=config.learning_rate,
+        weight_decay=config.weight_decay,
+        adam_beta1=config.betas[0],
+        adam_beta2=config.betas[1],
+        adam_epsilon=config.epsilon,
+        max_grad_norm=config.clip,
+        bf16=config.precision == "bf16",
+        fp16=config.precision == "fp16",
+        seed=config.seed,
+        logging_steps=config.log_every,
+        eval_strategy="steps" if evaluates else "no",
+        eval_steps=config.evaluate_every if evaluates else None,
+        save_strategy="steps",
+        save_steps=config.save_every,
+        save_total_limit=None,
+        metric_for_best_model=metric,
+        greater_is_better=metric == "accuracy",
+        dataloader_num_workers=config.workers,
+        gradient_checkpointing=config.gradient_checkpointing,
+        torch_compile=config.compile,
+        report_to=list(config.report_to) or "none",
+        deepspeed=config.deepspeed,
+        fsdp=config.fsdp or "",
+        use_cpu=not torch.cuda.is_available(),
+        dataloader_pin_memory=torch.cuda.is_available(),
+        remove_unused_columns=False,
+        label_names=["labels"],
+        disable_tqdm=True,
+        logging_nan_inf_filter=False,
+    )
+
+
+class ZooTrainer(Trainer):
+    """Trains a model under a `TrainingConfig`.
+
+    Args:
+        config: the run.
+        statistics: how validation rows are measured.
+        metric: which figure of `summarise_rows` selects the best model.
+        total_steps: end after so many steps, whatever the configuration says (a dry run).
+        **kwargs: of `transformers.Trainer`: model, train_dataset, eval_dataset, data_collator, ...
+    """
+
+    def __init__(
+        self,
+        config: TrainingConfig,
+        statistics: RowStatistics,
+        metric: str = "perplexity",
+        total_steps: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.run_config, self.row_statistics = config, statistics
+        self._parts: dict[str, list[Tensor]] = {}
+        super().__init__(
+            args=training_arguments(config, metric, total_steps), compute_metrics=summarise_rows, **kwargs
+        )
+        self.position_names = position_parameter_names(self.model)
+        encoding = find_position_encoding(self.model)
+        is_frozen = encoding is not None and not any(p.requires_grad for p in encoding.parameters())
+        self.frozen_encoding = encoding if is_frozen else None
+        self.average = None if config.ema_decay is None else WeightAverage(self.model, config.ema_decay)
+
+    # Optimizer.
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        if self.optimizer is None:
+            config = self.run_config
+            groups = build_parameter_groups(
+                self.model if model is None else model,
+                config.learning_rate,
+                config.weight_decay,
+                config.position_learning_rate,
+                config.decay_position_projection,
+                config.layer_decay,
+            )
+            kind, options = self.get_optimizer_cls_and_kwargs(self.args, self.model)
+            self.optimizer = kind(groups, **options)
+        return self.optimizer
+
+    def create_scheduler(
+        self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
+    ) -> torch.optim.lr_scheduler.LRScheduler:
+        if self.lr_scheduler is None:
+            config = self.run_config
+            warmup = config.warmup_steps or 0
+            if config.warmup_epochs:
+                warmup = round(config.warmup_epochs * num_training_steps / (config.epochs or 1.0))
+            start, end = (rate / config.learning_rate for rate in (config.warmup_start, config.minimum_rate))
+
+            def factor(step: int) -> float:
+                return schedule_factor(step, num_training_steps, warmup, config.schedule, start, end)
+
+            self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer or self.optimizer, factor)
+            self._created_lr_scheduler = True
+        return self.lr_scheduler
+
+    def _clip_grad_norm(self, model: nn.Module) -> Tensor:
+        if self.accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED):
+            return super()._clip_grad_norm(model)  # sharded gradients are clipped together
+        self.accelerator.unscale_gradients()
+        position, host = [], []
+        for name, parameter in self.accelerator.unwrap_model(model).named_parameters():
+            (position if name in self.position_names else host).append(parameter)
+        if position and self.run_config.position_clip > 0:
+            nn.utils.clip_grad_norm_(position, self.run_config.position_clip)
+        return nn.utils.clip_grad_norm_(host, self.run_config.clip)
+
+    # Loss and log.
+
+    def compute_loss(self, model: nn.Module, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
+        if self.frozen_encoding is not None:
+            self.frozen_encoding.eval()  # no dropout in it, no objectives, and its tables serve all steps
+        loss, outputs = super().compute_loss(model, inputs, return_outputs=True, **kwargs)
+        for name in PARTS:
+            part = outputs.get(name) if hasattr(outputs, "get") else None
+            if part is not None:
+                self._parts.setdefault(name, []).append(part.detach())
+        return (loss, outputs) if return_outputs else loss
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if "loss" in logs:
+            for name, parts in self._parts.items():
+                logs[name] = float(torch.stack(parts).mean())
+            self._parts = {}
+        super().log(logs, start_time)
+
+    # Validation.
+
+    def prediction_step(
+        self, model: nn.Module, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        inputs = self._prepare_inputs(inputs)
+        with torch.no_grad(), self.compute_loss_context_manager():
+            rows = self.row_statistics(model, inputs)
+        loss = rows[:, 0].sum() / rows[:, 2].sum().clamp(min=1)
+        return loss.float(), rows, rows[:, 2]
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        if self.average is None:
+            return super().evaluate(*args, **kwargs)
+        with self.average.swapped_in(self.model):
+            return super().evaluate(*args, **kwargs)
+
+    # Checkpoints.
+
+    def checkpoint_bytes(self) -> int:
+        """Estimates the size of a checkpoint: weights, and two moments of those that train."""
+        size = trained = 0
+        for parameter in self.model.parameters():
+            size += parameter.numel() * parameter.element_size()
+            trained += parameter.numel() * 8 if parameter.requires_grad else 0
+        return size * (2 if self.average is not None else 1) + trained
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        run = Path(self._get_output_dir(trial=trial))
+        folder = run / f"checkpoint-{self.state.global_step}"
+        try:
+            if self.args.should_save:
+                check_room(run, self.checkpoint_bytes() + 2**20)
+                if folder.exists():
+                    shutil.rmtree(folder)
+            super()._save_checkpoint(model, trial)
+            if self.average is not None and self.args.should_save:
+                self.average.save(folder / AVERAGED)
+            self.accelerator.wait_for_everyone()
+            if self.args.should_save:
+                mark_complete(folder)
+        except (OSError, RuntimeError, SafetensorError) as error:
+            if isinstance(error, DiskFullError) or not is_disk_full(error):
+                raise
+            shutil.rmtree(folder, ignore_errors=True)
+            kept = [path.name for path in list_checkpoints(run)]
+            raise DiskFullError(
+                f"the disk of {run} is full: checkpoint-{self.state.global_step} could not be written and "
+                "was "
+                f"removed; kept: {', '.join(kept) or 'none'}. Make room and start again with --resume"
+            ) from error
+        if self.args.should_save:
+            rotate(run, self.run_config.keep_checkpoints, [self.state.best_model_checkpoint])
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        if self.average is not None:
+            self.average.load(Path(resume_from_checkpoint) / AVERAGED)
+
+
+def stack_items(items: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Joins items of equal shapes to a batch."""
+    return {name: torch.stack([item[name] for item in items]) for name in items[0]}
