@@ -5,6 +5,7 @@ This is how learned tables extrapolate in the paper: linearly for text, bicubica
 
 from typing import List, Tuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -20,7 +21,7 @@ def resize_grid_rows(rows: Tensor, shape: List[int], new_shape: List[int]) -> Te
     Returns:
         (prod(new_shape), W).
     """
-    if shape == new_shape:
+    if not _sizes_are_symbols() and shape == new_shape:
         return rows
     num_dims = len(shape)
     if num_dims > 3:
@@ -38,4 +39,11 @@ def stretch_beyond(trained: List[int], extent: List[int]) -> Tuple[List[int], bo
     trained on.
     """
     target = [max(old, new) for old, new in zip(trained, extent)]
-    return target, target != trained
+    return target, _sizes_are_symbols() or target != trained
+
+
+def _sizes_are_symbols() -> bool:
+    """Whether sizes may be unknown as numbers: then the general way is taken, for equal sizes an identity."""
+    if torch.jit.is_scripting():
+        return False
+    return torch.compiler.is_compiling()

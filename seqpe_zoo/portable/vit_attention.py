@@ -92,13 +92,18 @@ class PositionResPostBlock(ResPostBlock):
 class PositionParallelThingsBlock(ParallelThingsBlock):
     """timm's `ParallelThingsBlock` with positions."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # A Sequential would call attention with one argument; the names of parameters stay.
+        self.attns = nn.ModuleList([nn.ModuleDict(dict(branch.named_children())) for branch in self.attns])
+
     def forward(
         self, x: Tensor, terms: Tensor, attn_mask: Optional[Tensor] = None, is_causal: bool = False
     ) -> Tensor:
         attended = []
         for branch in self.attns:
-            y = branch.attn(branch.norm(x), terms, attn_mask, is_causal)
-            attended.append(branch.drop_path(branch.ls(y)))
+            y = branch["attn"](branch["norm"](x), terms, attn_mask, is_causal)
+            attended.append(branch["drop_path"](branch["ls"](y)))
         x = x + torch.stack(attended).sum(dim=0)
         return x + torch.stack([ffn(x) for ffn in self.ffns]).sum(dim=0)
 
