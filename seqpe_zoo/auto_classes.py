@@ -1,7 +1,7 @@
 """What transformers must be told when the package is installed: which classes its Auto classes find.
 
-Registering needs our classes, and they need most of transformers, which takes seconds to import. So nothing
-happens before the Auto classes of transformers are imported, and then it happens at once.
+Our models need most of transformers, which takes seconds to import. So nothing happens before transformers'
+Auto classes are imported, and then these learn where our models are; a model is imported when it is used.
 
 Our classes are also marked for saving: `save_pretrained` puts their code beside the weights, with the whole
 `auto_map`, so that a checkpoint works where this package is not installed (`trust_remote_code=True`).
@@ -9,10 +9,11 @@ Our classes are also marked for saving: `save_pretrained` puts their code beside
 
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 
 def register_auto_classes() -> None:
@@ -37,33 +38,66 @@ def _register_configs() -> None:
 
 
 def _register_models() -> None:
-    if _is_half_imported(_GPT2):
-        return  # our file imports transformers' Auto classes, not the other way round: its turn comes later
-    from transformers import AutoModel, AutoModelForCausalLM
+    """Names our models to the Auto classes without importing them, which would not work here.
+
+    transformers imports its Auto classes while half of its other files are waiting; ours need those files.
+    """
+    from transformers.models.auto import modeling_auto
 
     from .portable.configuration_seqpe_gpt2 import SeqPEGPT2Config
-    from .portable.modeling_seqpe_gpt2 import SeqPEGPT2LMHeadModel, SeqPEGPT2Model
 
     _register_configs()
-    for auto_class, config, model in (
-        (AutoModel, SeqPEGPT2Config, SeqPEGPT2Model),
-        (AutoModelForCausalLM, SeqPEGPT2Config, SeqPEGPT2LMHeadModel),
+    for mapping, config, module, name in (
+        (modeling_auto.MODEL_MAPPING, SeqPEGPT2Config, _GPT2, "SeqPEGPT2Model"),
+        (modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING, SeqPEGPT2Config, _GPT2, "SeqPEGPT2LMHeadModel"),
     ):
-        auto_class.register(config, model, exist_ok=True)
-        model.register_for_auto_class(auto_class.__name__)
+        if not isinstance(mapping._extra_content, _LateClasses):
+            mapping._extra_content = _LateClasses(mapping._extra_content)
+        mapping._extra_content.setdefault(config, _Late(module, name))
 
 
-def _is_half_imported(module: str) -> bool:
-    spec = getattr(sys.modules.get(module), "__spec__", None)
-    return getattr(spec, "_initializing", False) and not hasattr(sys.modules[module], "__all__")
+def _mark_gpt2_for_saving() -> None:
+    from .portable.modeling_seqpe_gpt2 import SeqPEGPT2LMHeadModel, SeqPEGPT2Model
+
+    SeqPEGPT2Model.register_for_auto_class("AutoModel")
+    SeqPEGPT2LMHeadModel.register_for_auto_class("AutoModelForCausalLM")
 
 
 _GPT2 = "seqpe_zoo.portable.modeling_seqpe_gpt2"
 _AFTER: dict[str, Callable[[], None]] = {
     "transformers.models.auto.configuration_auto": _register_configs,
     "transformers.models.auto.modeling_auto": _register_models,
-    _GPT2: _register_models,
+    _GPT2: _mark_gpt2_for_saving,
 }
+
+
+class _Late(NamedTuple):
+    """A class that is imported when it is first asked for."""
+
+    module: str
+    name: str
+
+
+class _LateClasses(dict[Any, Any]):
+    """What was registered with an Auto class; entries may be `_Late`, which no reader gets to see."""
+
+    def __getitem__(self, key: Any) -> Any:
+        value = super().__getitem__(key)
+        if isinstance(value, _Late):
+            value = self[key] = getattr(import_module(value.module), value.name)
+        return value
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        try:
+            return self[key]
+        except KeyError:
+            return default
+
+    def values(self) -> list[Any]:  # type: ignore[override]
+        return [self[key] for key in self]
+
+    def items(self) -> list[tuple[Any, Any]]:  # type: ignore[override]
+        return [(key, self[key]) for key in self]
 
 
 class _RunAfterImport(MetaPathFinder):
