@@ -86,6 +86,7 @@ class SeqPEGPT2Config(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         self.position_encoding_args = dict(self.position_encoding_args or {})
         auto_map = kwargs.pop("auto_map", None)
+        kwargs.pop("model_type", None)  # of a GPT-2 whose configuration is read as ours
         super().__post_init__(**kwargs)
         self.auto_map = dict(auto_map or AUTO_MAP)
         self._check_architecture(kwargs)

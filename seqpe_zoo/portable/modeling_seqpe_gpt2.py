@@ -265,6 +265,11 @@ class SeqPEGPT2PreTrainedModel(PreTrainedModel):
     _can_record_outputs = {"hidden_states": SeqPEGPT2Block, "attentions": SeqPEGPT2Attention}
     _keys_to_ignore_on_load_unexpected = [r"attn\.bias$", r"attn\.masked_bias$"]  # masks in old GPT-2 files
 
+    def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
+        # In code that is not its own, transformers skips modules without parameters of their own, as an
+        # encoding made of parts. All initialisers below leave loaded weights alone, so none need be skipped.
+        super()._initialize_weights(module)
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
