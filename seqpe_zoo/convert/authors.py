@@ -6,7 +6,7 @@ Reading files and writing checkpoints is not the business of this file.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -45,9 +45,21 @@ def encoder_state_dict_from_authors(
         prefix: what our names start with; "encoder." for a `SeqPE`.
 
     Raises:
-        ValueError: a name is not one of the release's encoder.
+        ValueError: names are not those of the release's encoder; all are listed.
     """
+    if unknown := unknown_encoder_names(encoder):
+        raise ValueError(f"{', '.join(unknown)}: no name of the release's position encoder")
     return {prefix + name: tensor for name, tensor in map(_encoder_entry, encoder.items())}
+
+
+def unknown_encoder_names(encoder: Iterable[str]) -> list[str]:
+    """Returns the names that the release's position encoder does not have."""
+    return [name for name in encoder if name not in _ENCODER_NAMES and not _is_layer_name(name)]
+
+
+def names_left_out(model: Iterable[str]) -> list[str]:
+    """Returns the names of tensors that carry no weights: the causal masks that old GPT-2 files hold."""
+    return [name for name in model if name.endswith((".attn.bias", ".attn.masked_bias"))]
 
 
 def gpt2_state_dict_from_authors(
@@ -58,29 +70,26 @@ def gpt2_state_dict_from_authors(
     Args:
         model: the authors' names, as `transformer.h.0.attn.c_attn.weight`; the tied `lm_head` may be missing.
         encoder: the authors' names, without a prefix; empty for models without SeqPE.
-        config: our configuration of the model, or anything with its `n_layer` and `n_embd`.
+        config: our configuration of the model, or anything with its `train_length` and `n_positions`.
 
     Raises:
-        ValueError: the state has another number of layers than the configuration.
+        ValueError: names of the encoder are unknown. Other unknown names of the model are kept as they are.
     """
     converted: dict[str, Tensor] = {}
+    left_out = set(names_left_out(model))
     for name, tensor in model.items():
         if match := _PER_LAYER_PROJECTION.fullmatch(name):
             converted[f"transformer.wpe.projection.{match[1]}.{match[2]}"] = tensor
         elif match := _SHARED_PROJECTION.fullmatch(name):
             converted[f"transformer.wpe.projection.0.{match[1]}"] = tensor
         elif name == "transformer.wpe.weight":
-            converted[name] = tensor.reshape(-1, config.n_embd)
-        elif not name.endswith(
-            (".attn.bias", ".attn.masked_bias")
-        ):  # causal masks, which old GPT-2 files hold
+            # (rows, C) or (1, rows, C); the release trains only the rows of its context.
+            rows = getattr(config, "train_length", None) or config.n_positions
+            converted[name] = tensor.reshape(-1, tensor.shape[-1])[:rows]
+        elif name not in left_out:
             converted[name] = tensor
-    layers = {int(match[1]) for name in model if (match := re.match(r"transformer\.h\.(\d+)\.", name))}
-    if layers != set(range(config.n_layer)):
-        raise ValueError(
-            f"the state dict has layers {sorted(layers)}, the configuration n_layer={config.n_layer}"
-        )
-    converted.setdefault("lm_head.weight", converted["transformer.wte.weight"])
+    if "transformer.wte.weight" in converted:
+        converted.setdefault("lm_head.weight", converted["transformer.wte.weight"])
     return converted | encoder_state_dict_from_authors(encoder, "transformer.wpe.encoder.")
 
 
@@ -93,30 +102,27 @@ def vit_state_dict_from_authors(
         model: the authors' names, as `blocks.0.attn.pe_qk.weight`.
         encoder: the authors' names, without a prefix: a position encoder, the frequencies of "rotary_mixed",
             or empty.
-        config: anything with the `depth` and `num_heads` of the model, as a mapping or as attributes.
+        config: anything with the `num_heads` of the model, as a mapping or as an attribute.
 
     Raises:
-        ValueError: the state has another number of layers than the configuration.
+        ValueError: names of the encoder are unknown. Other unknown names of the model are kept as they are.
     """
-    depth, num_heads = (_setting(config, name) for name in ("depth", "num_heads"))
-    layers = {int(match[1]) for name in model if (match := re.match(r"blocks\.(\d+)\.", name))}
-    if layers != set(range(depth)):
-        raise ValueError(f"the state dict has layers {sorted(layers)}, the configuration depth={depth}")
     converted: dict[str, Tensor] = {}
     for name, tensor in model.items():
         if match := _VIT_PROJECTION.fullmatch(name):
             converted[f"position_encoding.projection.{match[1] or 0}.{match[2]}"] = tensor
         elif name == "cls_token_pos_embed":
-            converted["position_encoding.prefix"] = tensor.flatten(0, 1)
-        elif name == "pos_embed":
+            converted["position_encoding.prefix"] = tensor.reshape(-1, tensor.shape[-1])
+        elif name == "pos_embed" and tensor.ndim == 3:
             converted["position_encoding.prefix"] = tensor[0, :1]
             converted["position_encoding.weight"] = tensor[0, 1:]
         else:
             converted[name] = tensor
-    if "freqs" in encoder:  # (2, depth, heads * pairs)
-        freqs = encoder["freqs"]
-        pairs = freqs.shape[-1] // num_heads
-        return converted | {"position_encoding.freqs": freqs.reshape(2, depth, num_heads, pairs)}
+    encoder = dict(encoder)
+    freqs, num_heads = encoder.pop("freqs", None), _setting(config, "num_heads")
+    if freqs is not None:  # (2, depth, heads * pairs)
+        divisible = freqs.shape[-1] % num_heads == 0
+        converted["position_encoding.freqs"] = freqs.unflatten(-1, (num_heads, -1)) if divisible else freqs
     return converted | encoder_state_dict_from_authors(encoder, "position_encoding.encoder.")
 
 
@@ -124,16 +130,20 @@ def _setting(config: Any, name: str) -> Any:
     return config[name] if isinstance(config, Mapping) else getattr(config, name)
 
 
+def _is_layer_name(name: str) -> bool:
+    match = _ENCODER_LAYER.fullmatch(name)
+    return match is not None and match[2] in _ENCODER_LAYER_NAMES
+
+
 def _encoder_entry(entry: tuple[str, Tensor]) -> tuple[str, Tensor]:
     name, tensor = entry
     if name in _ENCODER_NAMES:
         ours = _ENCODER_NAMES[name]
         if ours == "dimension_embedding":
-            tensor = tensor.flatten(1)  # (n, 1, d)
+            tensor = tensor.reshape(-1, tensor.shape[-1])  # (n, 1, d)
         return ours, tensor.flatten() if ours == "cls_embedding" else tensor
     match = _ENCODER_LAYER.fullmatch(name)
-    if match is None or match[2] not in _ENCODER_LAYER_NAMES:
-        raise ValueError(f"{name!r} is no name of the release's position encoder")
-    is_conv1d = match[3] == "weight" and not match[2].startswith("layernorm")
+    assert match is not None
+    is_conv1d = match[3] == "weight" and not match[2].startswith("layernorm") and tensor.ndim == 2
     tensor = tensor.t().contiguous() if is_conv1d else tensor
     return f"model.layers.{match[1]}.{_ENCODER_LAYER_NAMES[match[2]]}.{match[3]}", tensor

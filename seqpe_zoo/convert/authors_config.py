@@ -1,0 +1,179 @@
+"""The authors' configurations in our terms: what a run of the release was, as arguments of our models.
+
+The release writes YAML in capitals (yacs): `config.json` beside the image checkpoint, `pe_config.json` beside
+the text checkpoint, whose `config.json` is that of GPT-2. A value that our models do not have is an error,
+not something to be dropped.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from .errors import ConversionError
+
+INTEGRATIONS = {"attn_mul": "mul", "attn_add": "sum", "attn_scalar": "bias", "input_add": "input"}
+PROJECTIONS = {"multi": "per_layer", "single": "shared", "none": "none", None: "none"}
+ROTATIONS = {"rotary": "rope", "rotary_2d": "rope2d_axial", "rotary_mixed": "rope2d_mixed"}
+TABLES = {"nope": "nope", "sin": "ape_sin", "vanilla": "ape_learn", "alibi": "alibi"}
+SIZES = {
+    "tiny": {"patch_size": 16, "embed_dim": 192, "depth": 12, "num_heads": 3},
+    "small": {"patch_size": 16, "embed_dim": 384, "depth": 12, "num_heads": 6},
+    "base": {"patch_size": 16, "embed_dim": 768, "depth": 12, "num_heads": 12},
+}
+"""Architectures of `timm_models.py`: the converted checkpoint names one and says what differs."""
+_FIXED = {
+    "SEQPE_ACTIVATION_FUNCTION": "gelu_new",
+    "SEQPE_ADD_OUT_PROJ": True,
+    "SEQPE_SCALE_ATTN_WEIGHTS": True,
+}
+_ENCODER_OPTIONS = {
+    "num_digits": "SEQPE_MAX_DIGITS",
+    "encoder_dim": "PE_EMBED_DIM",
+    "encoder_heads": "NUM_ATTENTION_HEADS",
+    "encoder_layers": "SEQPE_LAYER_NUM",
+    "dropout": "SEQPE_RESID_PDROP",
+    "attention_dropout": "SEQPE_ATTN_PDROP",
+    "final_norm": "SEQPE_LAST_LAYERNORM",
+    "temperature": "SEQPE_TEMPERATURE",
+    "mask_padding": "SEQPE_MASK_PADDING",
+    "multi_head": "USE_PE_MULTI_HEAD",
+    "distance_weight": "SEQPE_CONTRASTIVE_WEIGHT",
+    "ood_weight": "SEQPE_TRANSFER_WEIGHT",
+    "num_pivots": "SEQPE_CONTRASTIVE_BATCH_SIZE",
+    "num_candidates": "SEQPE_CONTRASTIVE_NUM",
+    "num_starts": "SEQPE_TRANSFER_BATCH_SIZE",
+    "num_transfer": "SEQPE_TRANSFER_NUM",
+}
+_TRAIN_LENGTHS = ("block_size", "max_length", "max_seq_length", "max_seq_len")
+
+
+def encoding_from_authors(config: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Returns our name and options for the position encoding of a run.
+
+    Raises:
+        ConversionError: a setting is missing, or has a value that our encodings do not have.
+    """
+    kind, method = _need(config, "PE_TYPE"), _need(config, "PE_APPLY_METHOD")
+    if kind == "seq_pe":
+        return "seqpe", _seqpe_options(config, method)
+    name = ROTATIONS.get(method) if kind == "rotary" else TABLES.get(kind)
+    if name is None:
+        raise ConversionError(f"PE_TYPE={kind!r} with PE_APPLY_METHOD={method!r} is unknown here")
+    if name == "alibi":
+        return name, {"scaled": True}  # the release divides the bias by sqrt(D); see DESIGN, section 4
+    has_base = name in (*ROTATIONS.values(), "ape_sin")
+    return name, {"base": float(_need(config, "SINUSOIDAL_PE_BASE"))} if has_base else {}
+
+
+def _seqpe_options(config: Mapping[str, Any], method: str) -> dict[str, Any]:
+    for key, value in _FIXED.items():
+        if config.get(key, value) != value:
+            raise ConversionError(f"{key}={config[key]!r} is not supported, only {value!r}")
+    missing = [key for key in _ENCODER_OPTIONS.values() if key not in config]
+    if missing:
+        raise ConversionError("the configuration lacks settings of the position encoder:", missing)
+    options = {ours: config[theirs] for ours, theirs in _ENCODER_OPTIONS.items()}
+    options["encoder_causal"] = _choose(config, "SEQPE_ATTN_DIRECTION", {"causal": True, "bi": False})
+    options["integration"] = _choose({"PE_APPLY_METHOD": method}, "PE_APPLY_METHOD", INTEGRATIONS)
+    if method != "input_add":
+        options["projection"] = _choose(config, "USE_PE_QK_PER_LAYER", PROJECTIONS)
+    shifts = config.get("PE_USE_RANDOM_SHIFT", False)
+    options["shift_probability"] = float(config.get("PE_RANDOM_SHIFT_RATE", 0.0)) if shifts else 0.0
+    # Images count their universe over the flattened grid: 10000 is 100 x 100.
+    universe, dims = int(_need(config, "PE_MAX_POSITION")), int(_need(config, "PE_DATA_DIM"))
+    options["max_position"] = universe if dims == 1 else math.isqrt(universe)
+    if "SEQPE_SCALAR_SCALE" in config and options["integration"] == "bias":
+        options["bias_scale"] = float(config["SEQPE_SCALAR_SCALE"])
+    return options
+
+
+def vit_from_authors(config: Mapping[str, Any], model: Mapping[str, Tensor]) -> tuple[str, dict[str, Any]]:
+    """Returns the timm name and the arguments that build the ViT of a run.
+
+    Args:
+        config: the run's configuration.
+        model: its weights, which say what the configuration does not: channels, classes, width of the MLP.
+
+    Raises:
+        ConversionError: a setting is missing or unknown.
+    """
+    name, options = encoding_from_authors(config)
+    sizes = {
+        "patch_size": int(_need(config, "TRAIN", "PATCH_SIZE")),
+        "embed_dim": int(_need(config, "MODEL", "EMBED_DIM")),
+        "depth": int(_need(config, "MODEL", "DEPTH")),
+        "num_heads": int(_need(config, "MODEL", "NUM_HEADS")),
+    }
+    image_size = int(_need(config, "DATA", "IMG_SIZE"))
+    size = next((size for size, known in SIZES.items() if known == sizes), "small")
+    architecture = f"vit_{size}_patch16_{'seqpe' if name == 'seqpe' else 'pe'}_224"
+    args: dict[str, Any] = {key: value for key, value in sizes.items() if value != SIZES[size][key]}
+    if image_size != 224:
+        args["img_size"] = image_size
+    hidden = model.get("blocks.0.mlp.fc1.weight")
+    if hidden is not None and hidden.shape[0] != 4 * sizes["embed_dim"]:
+        args["mlp_ratio"] = hidden.shape[0] / sizes["embed_dim"]
+    patches = model.get("patch_embed.proj.weight")
+    if patches is not None and patches.ndim == 4 and patches.shape[1] != 3:
+        args["in_chans"] = patches.shape[1]
+    args |= {"dynamic_img_size": True, "pos_embed": name, "pos_embed_args": options}
+    args["num_classes"] = int(_need(config, "MODEL", "NUM_CLASSES"))
+    return architecture, args
+
+
+def gpt2_from_authors(
+    gpt2: Mapping[str, Any],
+    pe_config: Mapping[str, Any],
+    train_args: Mapping[str, Any],
+    train_length: int | None = None,
+) -> dict[str, Any]:
+    """Returns the arguments of our `SeqPEGPT2Config` for a text run.
+
+    Args:
+        gpt2: the run's `config.json`.
+        pe_config: its `pe_config.json`.
+        train_args: its `train_args.json`, empty where there is none.
+        train_length: length of the training context; by default the run's `block_size`, else `n_positions`.
+
+    Raises:
+        ConversionError: a setting is missing or unknown.
+    """
+    name, options = encoding_from_authors(pe_config)
+    taken = {key: _need(gpt2, key) for key in ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head")}
+    for key in GPT2_OPTIONAL:
+        if key in gpt2:
+            taken[key] = gpt2[key]
+    found = next((train_args[key] for key in _TRAIN_LENGTHS if train_args.get(key)), None)
+    return taken | {
+        "train_length": train_length or found or taken["n_positions"],
+        "position_encoding": name,
+        "position_encoding_args": options,
+    }
+
+
+GPT2_OPTIONAL = (
+    *("n_inner", "activation_function", "resid_pdrop", "embd_pdrop", "attn_pdrop", "layer_norm_epsilon"),
+    *("initializer_range", "use_cache", "bos_token_id", "eos_token_id", "pad_token_id"),
+    *("tie_word_embeddings", "scale_attn_weights", "scale_attn_by_inverse_layer_idx"),
+    *("reorder_and_upcast_attn", "add_cross_attention"),
+)
+"""What else of GPT-2's configuration our own takes, or refuses by name."""
+
+
+def _need(config: Mapping[str, Any], *path: str) -> Any:
+    value: Any = config
+    for key in path:
+        if not isinstance(value, Mapping) or key not in value:
+            raise ConversionError(f"the configuration has no {'.'.join(path)}")
+        value = value[key]
+    return value
+
+
+def _choose(config: Mapping[str, Any], key: str, choices: Mapping[Any, Any]) -> Any:
+    value = config.get(key)
+    if value not in choices:
+        known = ", ".join(str(choice) for choice in choices if choice is not None)
+        raise ConversionError(f"{key}={value!r} is unknown here; known are {known}")
+    return choices[value]
