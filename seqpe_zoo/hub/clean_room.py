@@ -20,13 +20,11 @@ LOGIT_TOLERANCE = 1e-5  # relative to the largest logit when that exceeds 1
 _SCRIPT = Path(__file__).with_name("probe_script.py")
 _PACKAGE_PATH = str(Path(__file__).parents[2])
 _TIMEOUT = 900
+_FOR_THE_HUB = ("HF_ENDPOINT", "HF_TOKEN", "HF_HUB_DISABLE_XET")
 
 
 def _environment(home: Path, **extra: str) -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "HF_", "TRANSFORMERS_"))}
-    for name in ("HF_ENDPOINT", "HF_TOKEN", "HF_HUB_DISABLE_XET"):
-        if name in os.environ:
-            kept[name] = os.environ[name]
     quiet = {
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
@@ -63,10 +61,13 @@ def probe(
     else:
         request["block"] = ["seqpe_zoo"]
     with tempfile.TemporaryDirectory(prefix="seqpe_zoo_probe_") as scratch:
-        offline = {} if revision else {"HF_HUB_OFFLINE": "1"}
+        # The code of a local folder runs without a token and without the network.
+        extra = {"HF_HUB_OFFLINE": "1"}
+        if revision:
+            extra = {name: os.environ[name] for name in _FOR_THE_HUB if name in os.environ}
         done = subprocess.run(
             [sys.executable, "-I", str(_SCRIPT), json.dumps(request)],
-            env=_environment(home or Path(scratch) / "home", **offline),
+            env=_environment(home or Path(scratch) / "home", **extra),
             cwd=scratch,
             capture_output=True,
             text=True,

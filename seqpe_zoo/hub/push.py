@@ -18,9 +18,12 @@ from .check import check_static, require_receipt
 from .client import ATTEMPTS, Client, request_path, retry_wait, whoami
 from .errors import (
     Conflict,
+    ConnectionLost,
     HubError,
     NotConfirmed,
+    ParentMoved,
     RepositoryMissing,
+    ServerBusy,
     TagExists,
     UnknownRemoteFiles,
     VerificationFailed,
@@ -175,9 +178,12 @@ def send_commit(client: Client, folder: Path, plan: Plan, message: str) -> tuple
     """Make the planned commit exactly once and return its hash and, for a pull request, its address.
 
     After a failure the history is read first: if the commit is there it is ours. Only if it is not, and the
-    failure was one that passes, it is sent again, on the same parent.
+    failure was one that passes, it is sent again, on the same parent. A pull request that holds the planned
+    files already is taken as it is.
     """
     target = plan.target
+    if target.pull_request and (open_one := _find_landed_pull_request(client, plan)) is not None:
+        return open_one
     for attempt in range(1, ATTEMPTS + 1):
         try:
             info = client.api.create_commit(
@@ -196,6 +202,8 @@ def send_commit(client: Client, folder: Path, plan: Plan, message: str) -> tuple
                 logger.warning("the answer to the commit was lost, but the commit is there: %s", landed[0])
                 return landed
             wait = _commit_retry_wait(error, attempt)
+            if target.pull_request and isinstance(explained, ConnectionLost):
+                wait = None  # nothing on the server would refuse a second pull request that was sent blindly
             if wait is None or attempt == ATTEMPTS:
                 raise explained from error
             client.wait(f"committing to {target.repo_id}", wait, attempt, error)
@@ -228,7 +236,7 @@ def _find_landed(client: Client, plan: Plan, why: HubError) -> tuple[str, str | 
     Only failures after which the commit may exist are looked into: a lost connection, a busy server, a moved
     parent.
     """
-    if why.exit_code not in (16, 17, 18):
+    if not isinstance(why, ParentMoved | ServerBusy | ConnectionLost):
         return None
     try:
         if plan.target.pull_request:

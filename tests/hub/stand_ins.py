@@ -31,7 +31,7 @@ def write_lm(folder):
 def write_vit(folder):
     torch.manual_seed(0)
     args = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
-    model = timm.create_model("vit_tiny_patch16_224", num_classes=10, **args).eval()
+    model = timm.create_model("vit_small_patch16_seqpe_224", num_classes=10, **args).eval()
     model.pretrained_cfg.update(input_size=(3, 32, 32), num_classes=10)
     save_for_hf(model, folder, model_args=args, safe_serialization=True)
     with torch.no_grad():

@@ -133,6 +133,15 @@ def test_a_pickle_called_safetensors_is_noticed(folder):
     assert any("not a safetensors file" in problem for problem in find_problems(folder))
 
 
+def test_oversize_files_are_noticed(folder):
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.truncate(6 * 10**9)  # sparse: takes no room on disk
+    (folder / "vocab.json").write_text("[" + " " * (11 << 20) + "]")
+    problems = "\n".join(find_problems(folder))
+    assert "model.safetensors: 6.0 GB; split the weights" in problems
+    assert "vocab.json: 11 MiB" in problems
+
+
 def test_libraries_are_read_from_the_config():
     assert libraries_of({"architecture": "vit", "model_type": "seqpe_vit"}) == ["timm", "transformers"]
     assert libraries_of({}) == []

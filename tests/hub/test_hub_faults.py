@@ -237,6 +237,20 @@ def test_lost_answer_of_a_pull_request_opens_no_second_one(hub, folder):
     hub.fault("commit", "lost-answer")
     ran = hub.push(folder, "--pr")
     assert ran.code == 0, ran.text
+    again = hub.push(folder, "--pr")
+    assert again.code == 0, again.text
+    assert "/discussions/1" in again.out
+    assert list(hub.state()["pulls"]) == ["refs/pr/1"]
+
+
+def test_pull_request_that_never_arrived_is_not_sent_blindly_again(hub, folder):
+    hub.push(folder)
+    (folder / "config.json").write_text('{"model_type": "gpt2"}')
+    restage(folder)
+    hub.fault("commit", "reset")
+    assert_says(hub.push(folder, "--pr"), 18, "run the same command again")
+    assert hub.state()["pulls"] == {}
+    assert hub.push(folder, "--pr").code == 0
     assert list(hub.state()["pulls"]) == ["refs/pr/1"]
 
 

@@ -37,14 +37,14 @@ trained_on: nothing
 tokenizer: false
 """
 VIT_FACTS = f"""
-title: A tiny ViT
+title: A tiny SeqPE ViT
 repo_id: {VIT}
 tag: v1.0
 summary: Two layers, made by a test.
 license: apache-2.0
 libraries: [timm]
 pipeline_tag: image-classification
-position_encoding: {{name: ape_learn}}
+position_encoding: {{name: seqpe, integration: mul, base: 10, num_digits: 2}}
 trained_on: nothing
 input_size: [3, 32, 32]
 """
@@ -69,6 +69,9 @@ sys.modules["seqpe_zoo"] = None  # as if it were not installed
 import timm, torch
 from transformers import AutoModelForCausalLM, AutoModelForImageClassification
 lm = AutoModelForCausalLM.from_pretrained("zoo/tiny-lm", trust_remote_code=True, revision="v1.0").eval()
+del sys.modules["seqpe_zoo"]
+sys.path.insert(0, sys.argv[1])
+import seqpe_zoo  # timm learns our architectures from it
 vit = timm.create_model("hf-hub:zoo/tiny-vit@v1.0", pretrained=True).eval()
 wrapped = AutoModelForImageClassification.from_pretrained("zoo/tiny-vit").eval()
 ids, image = torch.arange(16)[None], torch.linspace(-1, 1, 3 * 32 * 32).reshape(1, 3, 32, 32)
@@ -97,8 +100,10 @@ def workshop(tmp_path_factory):
     hub = LoopbackHub.start(base / "hub_root", base / "client_home")
     write_card_folder(base / "cards" / "lm", LM_FACTS)
     write_card_folder(base / "cards" / "vit", VIT_FACTS)
+    shutil.copytree(PORTABLE, base / "code")
+    code = ("--portable", base / "code")
     for name in ("lm", "vit"):
-        ran = hub.run("stage", base / "runs" / name, base / name, "--card", base / "cards" / name)
+        ran = hub.run("stage", base / "runs" / name, base / name, "--card", base / "cards" / name, *code)
         assert ran.code == 0, ran.text
     yield base, hub
     hub.stop()
@@ -132,11 +137,12 @@ def test_the_whole_road_there_and_back(workshop, tmp_path):
     assert (hub.commits(LM), hub.commits(VIT)) == (1, 1)
 
     local = json.loads((base / "runs" / "logits.json").read_text())
-    back = run_python(LOAD_BACK, env=hub_environment(tmp_path / "home", hub.url))
+    back = run_python(LOAD_BACK, HERE.parents[1], env=hub_environment(tmp_path / "home", hub.url))
     assert back["lm"] == pytest.approx(local["lm"], abs=1e-6)
     assert back["vit"] == pytest.approx(local["vit"], abs=1e-6)
     assert back["wrapped"] == pytest.approx(local["vit"], abs=1e-5)
-    offline = run_python(LOAD_BACK, env=hub_environment(tmp_path / "home", hub.url, HF_HUB_OFFLINE="1"))
+    without_network = hub_environment(tmp_path / "home", hub.url, HF_HUB_OFFLINE="1")
+    offline = run_python(LOAD_BACK, HERE.parents[1], env=without_network)
     assert offline == back
 
     again = hub.push(base / "lm")
@@ -166,7 +172,7 @@ def test_sync_code_updates_code_and_manifest_only(workshop, tmp_path):
     assert hub.push(folder, "--repo", repo).code == 0
     before = hub.files(repo)
     code = tmp_path / "code"
-    shutil.copytree(PORTABLE, code)
+    shutil.copytree(base / "code", code)
     digits = code / "digits.py"
     digits.write_text(digits.read_text() + "\n# a comment of the next release\n")
 

@@ -1,4 +1,4 @@
-"""`python -m tests.loopback_hub --port N --root DIR`: the loopback hub from a checkout. It lives in seqpe_zoo.hub.loopback."""
+"""`python -m tests.loopback_hub --port N --root DIR`: the loopback hub of seqpe_zoo.hub.loopback."""
 
 from seqpe_zoo.hub.loopback.server import main
 
