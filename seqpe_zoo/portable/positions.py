@@ -62,7 +62,7 @@ def positions_after_cache(past_length: int, length: int, device: Optional[torch.
 
 def ravel_positions(positions: Tensor, sides: List[int]) -> Tensor:
     """Numbers the cells of a box in row-major order: (..., n) positions to (...) indices."""
-    index = positions[..., 0]
+    index = positions[..., 0].long()  # small integer types would overflow
     for dimension in range(1, len(sides)):
         index = index * sides[dimension] + positions[..., dimension]
     return index
@@ -101,10 +101,16 @@ def check_positions(
     """Validates positions that came from outside; reads their values, so on a GPU it waits for the device.
 
     Raises:
+        TypeError: positions are no tensor.
         ValueError: positions are not integers, have another number of dimensions, are negative, or do not
             fit.
     """
     capacity = base**num_digits
+    if not isinstance(positions, Tensor):
+        raise TypeError(
+            f"positions must be a tensor of shape (..., {num_dims}), got {type(positions).__name__}; "
+            "convert with torch.tensor(positions)"
+        )
     if positions.dtype.is_floating_point or positions.dtype.is_complex or positions.dtype == torch.bool:
         raise ValueError(
             f"positions must be integers, got a tensor of {positions.dtype}; "

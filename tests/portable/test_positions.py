@@ -72,6 +72,18 @@ def test_bad_positions_are_refused_with_the_limit_and_the_remedy(positions, mess
         pe(positions)
 
 
+def test_positions_that_are_no_tensor_are_refused():
+    with pytest.raises(TypeError, match=r"got list; convert with torch.tensor"):
+        SeqPE(dim=8)([[1]])
+
+
+def test_small_integer_types_do_not_overflow():
+    pe = SeqPE(dim=8, num_dims=2, num_digits=2).eval()
+    positions = torch.tensor([[99, 98], [3, 4]])
+    with torch.no_grad():
+        torch.testing.assert_close(pe(positions.to(torch.uint8)), pe(positions))
+
+
 def test_the_last_position_works_and_the_next_does_not():
     pe = SeqPE(dim=8, num_dims=1, num_digits=3, base=7)
     assert pe(torch.tensor([[342]])).shape == (1, 8)
