@@ -237,7 +237,7 @@ def test_patch_dropout_trains(name: str) -> None:
 
 def test_position_encoding_has_no_weight_decay() -> None:
     model = small_vit()
-    groups = param_groups_weight_decay(model, 0.05, model.no_weight_decay())
+    groups = param_groups_weight_decay(model, 0.05, no_weight_decay_list=model.no_weight_decay())
     decayed, free = sorted(groups, key=lambda group: -group["weight_decay"])
     free_ids = {id(parameter) for parameter in free["params"]}
     assert decayed["weight_decay"] == 0.05

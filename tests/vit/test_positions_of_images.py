@@ -1,0 +1,200 @@
+"""Where patches are: grid origins, sizes beyond training, limits, tables of inference, and objectives."""
+
+from typing import Any
+
+import pytest
+import timm
+import torch
+
+from seqpe_zoo.portable.encoder import PositionEncoder
+
+from .small_models import SIZES, images, small_vit
+
+
+def count_encoder_runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Lists the number of positions of each run of the encoder."""
+    runs: list[int] = []
+    original = PositionEncoder.forward
+
+    def counted(self: PositionEncoder, positions: torch.Tensor) -> torch.Tensor:
+        runs.append(positions.shape[:-1].numel())
+        return original(self, positions)
+
+    monkeypatch.setattr(PositionEncoder, "forward", counted)
+    return runs
+
+
+def test_encoder_runs_once_per_resolution(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = count_encoder_runs(monkeypatch)
+    model = small_vit(dynamic_img_size=True)
+    with torch.no_grad():
+        for size in (16, 16, 24, 16, 24):
+            model(images(size, size))
+    # The second grid asks for the positions that the first did not have.
+    assert runs == [16, 36 - 16]
+
+
+def test_projections_run_once_per_resolution() -> None:
+    model = small_vit()
+    calls: list[int] = []
+    model.position_encoding.projection[1].register_forward_hook(lambda *_: calls.append(1))
+    with torch.no_grad():
+        model(images())
+        model(images())
+    assert len(calls) == 1
+
+
+def test_update_of_a_weight_is_seen() -> None:
+    model = small_vit()
+    x = images()
+    with torch.no_grad():
+        before = model(x)
+        model.position_encoding.encoder.out.weight.mul_(2.0)
+        assert not torch.allclose(model(x), before)
+
+
+@pytest.mark.parametrize("name", ["rope2d_axial", "rope2d_mixed", "seqpe"])
+def test_start_matters_where_positions_are_absolute_only(name: str) -> None:
+    model = small_vit(name, class_token=False, global_pool="avg")
+    x = images()
+    with torch.no_grad():
+        same = torch.allclose(model(x), model(x, start=(3, 9)), atol=1e-4)
+    assert same == name.startswith("rope")
+
+
+def test_start_can_be_set_for_features() -> None:
+    model = small_vit()
+    x = images()
+    with torch.no_grad():
+        expected = model.forward_features(x, start=(3, 9))
+        model.set_grid_start((3, 9))
+        features, _ = model.forward_intermediates(x)
+    assert torch.equal(features, expected)
+
+
+def test_a_part_of_an_image_starts_where_it_was_cut() -> None:
+    # Without attention between patches (one token sees itself alone) a crop with its start equals the crop
+    # of the whole: positions travel with the pixels.
+    model = small_vit(
+        "seqpe", {"integration": "input"}, dynamic_img_size=True, class_token=False, global_pool=""
+    )
+    whole = images(32, 32)
+    with torch.no_grad():
+        everywhere = model(whole, attn_mask=torch.eye(64, dtype=torch.bool)).reshape(2, 8, 8, -1)
+        part = model(whole[:, :, 8:24, 4:20], attn_mask=torch.eye(16, dtype=torch.bool), start=(2, 1))
+    torch.testing.assert_close(part.reshape(2, 4, 4, -1), everywhere[:, 2:6, 1:5])
+
+
+def test_interpolation_differs_from_extension_only_beyond_training() -> None:
+    extend = small_vit("seqpe", {"extrapolation": "extend"}, dynamic_img_size=True)
+    interpolate = small_vit("seqpe", {"extrapolation": "interpolate"}, dynamic_img_size=True)
+    interpolate.load_state_dict(extend.state_dict())
+    with torch.no_grad():
+        x = images()
+        torch.testing.assert_close(interpolate(x), extend(x))
+        x = images(24, 24)
+        assert not torch.allclose(interpolate(x), extend(x), atol=1e-3)
+
+
+def test_weights_trained_at_one_size_interpolate_at_another() -> None:
+    options = {"extrapolation": "interpolate"}
+    dynamic = small_vit("seqpe", options, dynamic_img_size=True)
+    overlay = {"state_dict": dynamic.state_dict(), "input_size": (3, 16, 16), "num_classes": 5}
+    larger = timm.create_model(
+        "vit_pico_patch4_pe_32",
+        pretrained=True,
+        pretrained_cfg_overlay=overlay,
+        pos_embed_args=options,
+        **{**SIZES, "img_size": 24},
+    ).eval()
+    x = images(24, 24)
+    with torch.no_grad():
+        torch.testing.assert_close(larger(x), dynamic(x))
+
+
+def test_largest_grid_works_and_one_more_patch_is_an_error() -> None:
+    model = small_vit(dynamic_img_size=True, depth=1)
+    with torch.no_grad():
+        assert model(images(4, 400, batch=1)).shape == (1, 5)
+        with pytest.raises(ValueError, match=r"position 100 .* largest allowed position is 99.*num_digits=3"):
+            model(images(4, 404, batch=1))
+        with pytest.raises(ValueError, match="largest allowed position is 99"):
+            model(images(), start=(97, 0))
+    with pytest.raises(ValueError, match="largest allowed position is 99"):
+        model.train()(images(404, 4, batch=1))
+
+
+def test_more_digits_number_more_patches() -> None:
+    model = small_vit("seqpe", {"num_digits": 3}, dynamic_img_size=True, depth=1)
+    with torch.no_grad():
+        assert model(images(4, 404, batch=1)).shape == (1, 5)
+
+
+@pytest.mark.parametrize("start", [(-1, 0), (1,), (1, 2, 3), (0.5, 1)])
+def test_bad_starts_are_refused(start: Any) -> None:
+    model = small_vit()
+    with pytest.raises(ValueError, match="row and the column of the first patch"):
+        model(images(), start=start)
+    with pytest.raises(ValueError, match="row and the column of the first patch"):
+        model.set_grid_start(start)
+
+
+def test_encodings_that_number_patches_have_no_start() -> None:
+    with pytest.raises(ValueError, match="cannot start at"):
+        small_vit("rope")(images(), start=(1, 0))
+
+
+# Objectives.
+
+
+def test_training_forward_and_losses_share_one_encoder_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small_vit().train()
+    runs = count_encoder_runs(monkeypatch)
+    logits = model(images())
+    losses = model.position_losses()
+    assert len(runs) == 1
+    (logits.mean() + losses.weighted).backward()
+    assert losses.distance > 0
+    assert losses.ood > 0
+    torch.testing.assert_close(losses.weighted, 0.1 * losses.distance + 0.1 * losses.ood)
+
+
+def test_losses_are_given_once_and_then_drawn_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small_vit().train()
+    model(images())
+    first = model.position_losses()
+    runs = count_encoder_runs(monkeypatch)
+    second = model.position_losses()
+    assert len(runs) == 1
+    assert first.distance != second.distance
+
+
+def test_losses_without_a_forward_pass() -> None:
+    losses = small_vit().train().position_losses()
+    losses.weighted.backward()
+    assert losses.distance.requires_grad
+
+
+@pytest.mark.parametrize("name", ["nope", "rope2d_mixed", "ape_learn"])
+def test_losses_of_encodings_without_objectives_are_zero(name: str) -> None:
+    model = small_vit(name).train()
+    model(images())
+    assert [float(loss) for loss in model.position_losses()] == [0.0, 0.0, 0.0]
+
+
+def test_random_shift_is_drawn_per_example_in_training_only() -> None:
+    still = {"dropout": 0.0, "distance_weight": 0.0, "ood_weight": 0.0}
+    model = small_vit("seqpe", {**still, "shift_probability": 0.5})
+    x = images(batch=1).expand(16, -1, -1, -1)
+    with torch.no_grad():
+        expected = model(x[:1])
+        shifted = (model.train()(x) - expected).abs().amax(dim=1) > 1e-4
+        assert 0 < int(shifted.sum()) < 16
+        model.position_encoding.options.__dict__["shift_probability"] = 0.0
+        torch.testing.assert_close(model(x)[:1], expected)
+
+
+def test_given_start_is_not_shifted_in_training() -> None:
+    model = small_vit("seqpe", {"dropout": 0.0, "shift_probability": 1.0}).train()
+    x = images()
+    assert torch.equal(model(x, start=(4, 4)), model(x, start=(4, 4)))
