@@ -71,7 +71,8 @@ def _guarded_session(deadline: Deadline) -> Any:
                 "write": SILENCE_TIMEOUT,
                 "pool": 60.0,
             }
-            timeout = {key: given.get(key) or value for key, value in limits.items()}
+            left = max(deadline.left(), 0.1)
+            timeout = {key: min(given.get(key) or value, left) for key, value in limits.items()}
             request.extensions = {**request.extensions, "timeout": timeout}
             request.stream = GuardedStream(request.stream)
             response = super().send(request, **options)

@@ -192,8 +192,44 @@ def _reference_problems(folder: Path, names: set[str]) -> list[str]:
     for name in sorted(names):
         if name.endswith(".py") and not (folder / name).is_symlink():
             problems += _code_problems(folder / name, names)
-    if config and not libraries_of(config):
-        problems.append("config.json fits neither timm ('architecture') nor transformers ('model_type')")
+    return problems + [f"config.json: {problem}" for problem in config_problems(config)]
+
+
+def config_problems(config: dict[str, Any]) -> list[str]:
+    """Return what would make a library build another model than the one that was trained."""
+    libraries = libraries_of(config)
+    problems = []
+    if not libraries:
+        problems.append("fits neither timm ('architecture') nor transformers ('model_type')")
+    if "timm" in libraries:
+        problems += _timm_config_problems(config)
+    if str(config.get("model_type", "")).startswith("seqpe_"):
+        mapped = config.get("auto_map") or {}
+        missing = [name for name in ("AutoConfig", "AutoModel") if name not in mapped]
+        problems += [f"auto_map has no {name}: transformers would not find the code" for name in missing]
+        named = {str(reference).rsplit(".", 1)[-1] for reference in mapped.values()}
+        lost = [name for name in config.get("architectures") or [] if name not in named]
+        problems += [f"auto_map does not name {name}, the class that was saved" for name in lost]
+    return problems
+
+
+def _timm_config_problems(config: dict[str, Any]) -> list[str]:
+    """Check what timm's save_for_hf leaves at the architecture's defaults unless it is told."""
+    pretrained, args = config.get("pretrained_cfg") or {}, config.get("model_args") or {}
+    problems = []
+    classes, input_size = pretrained.get("num_classes"), pretrained.get("input_size")
+    if "num_classes" not in config:
+        problems.append("num_classes is missing")
+    elif classes != config["num_classes"]:
+        problems.append(f"num_classes is {config['num_classes']}, but pretrained_cfg says {classes}")
+    if not isinstance(input_size, list) or len(input_size) != 3:
+        problems.append(f"pretrained_cfg needs input_size, three numbers; it has {input_size}")
+    elif (size := args.get("img_size")) is not None:
+        wanted = [size, size] if isinstance(size, int) else list(size)
+        if input_size[1:] != wanted:
+            problems.append(
+                f"model_args say img_size {size}, but pretrained_cfg says input_size {input_size}"
+            )
     return problems
 
 

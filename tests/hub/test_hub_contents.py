@@ -9,7 +9,7 @@ import pytest
 from seqpe_zoo.hub import errors
 from seqpe_zoo.hub.clean_room import compare_fingerprints
 from seqpe_zoo.hub.client import Deadline, backoff
-from seqpe_zoo.hub.contents import code_closure, find_problems, libraries_of, name_problem
+from seqpe_zoo.hub.contents import code_closure, config_problems, find_problems, libraries_of, name_problem
 from seqpe_zoo.hub.manifest import compare_with_manifest, git_sha1_of, read_manifest
 from seqpe_zoo.hub.plan import Target
 from seqpe_zoo.hub.stage import PORTABLE, stage
@@ -140,6 +140,46 @@ def test_oversize_files_are_noticed(folder):
     problems = "\n".join(find_problems(folder))
     assert "model.safetensors: 6.0 GB; split the weights" in problems
     assert "vocab.json: 11 MiB" in problems
+
+
+VIT = {
+    "architecture": "vit_small_patch16_seqpe_224",
+    "num_classes": 10,
+    "model_args": {"img_size": 64},
+    "pretrained_cfg": {"num_classes": 10, "input_size": [3, 64, 64]},
+}
+GPT2 = {
+    "model_type": "seqpe_gpt2",
+    "architectures": ["SeqPEGPT2LMHeadModel"],
+    "auto_map": {
+        "AutoConfig": "configuration_seqpe_gpt2.SeqPEGPT2Config",
+        "AutoModel": "modeling_seqpe_gpt2.SeqPEGPT2Model",
+        "AutoModelForCausalLM": "modeling_seqpe_gpt2.SeqPEGPT2LMHeadModel",
+    },
+}
+
+
+@pytest.mark.parametrize("config", [VIT, GPT2, VIT | GPT2], ids=["timm", "transformers", "both"])
+def test_complete_configs_pass(config):
+    assert config_problems(config) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({}, "neither timm"),
+        (
+            VIT | {"pretrained_cfg": {"num_classes": 1000, "input_size": [3, 64, 64]}},
+            "pretrained_cfg says 1000",
+        ),
+        (VIT | {"pretrained_cfg": {"num_classes": 10, "input_size": [3, 224, 224]}}, "img_size 64"),
+        (VIT | {"pretrained_cfg": {"num_classes": 10}}, "needs input_size"),
+        (GPT2 | {"auto_map": {"AutoConfig": "c.SeqPEGPT2Config"}}, "no AutoModel"),
+        (GPT2 | {"architectures": ["SeqPEGPT2ForSequenceClassification"]}, "the class that was saved"),
+    ],
+)
+def test_configs_that_build_another_model_are_noticed(config, words):
+    assert any(words in problem for problem in config_problems(config))
 
 
 def test_libraries_are_read_from_the_config():

@@ -204,6 +204,14 @@ def test_retry_after_beyond_the_deadline_ends_at_once(hub, folder):
     assert_nothing_published(hub)
 
 
+def test_silent_server_ends_with_the_deadline(hub, folder):
+    hub.fault("commit", "delay", seconds=30)
+    started = time.monotonic()
+    ran = hub.push(folder, "--deadline", "5")
+    assert_says(ran, 19, "run the same command again")
+    assert time.monotonic() - started < 25
+
+
 # Broken connections -------------------------------------------------------------------------------
 
 
