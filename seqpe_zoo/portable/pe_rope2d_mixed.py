@@ -2,7 +2,7 @@
 
 Each layer, head and pair learns a frequency for the column and one for the row. Class and register tokens
 are not rotated. The release scrambles heads and positions when it applies the table; this is the method as
-published.
+published. With `table=True` a learned table is added to the input as well; see `pe_rope2d_axial.py`.
 """
 
 import math
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from .pe_base import PositionEncoding
 from .pe_rope import inverse_frequencies
-from .pe_rope2d_axial import check_head_dim
+from .pe_rope2d_axial import check_head_dim, input_table
 from .stages import AttentionStage, RotateStage, join_rotation
 
 
@@ -24,9 +24,11 @@ class MixedOptions:
 
     Attributes:
         base: magnitudes start at base ** (-4 i / D), in directions drawn for each layer and head.
+        table: add a learned row for each patch of the training context to the input too; needs `train_shape`.
     """
 
     base: float = 10.0
+    table: bool = False
 
 
 class RotaryMixed2D(PositionEncoding):
@@ -41,6 +43,7 @@ class RotaryMixed2D(PositionEncoding):
         check_head_dim(self.name, self.head_dim)
         # Axis 0: frequency for the column (x), then for the row (y).
         self.freqs = nn.Parameter(torch.empty(2, self.num_layers, self.num_heads, self.head_dim // 2))
+        self.table = input_table(dim, self.train_shape) if self.options.table else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -57,11 +60,19 @@ class RotaryMixed2D(PositionEncoding):
             self.freqs.copy_(torch.stack([x, y]))
 
     def encode(self, positions: Tensor, extent: Optional[List[int]] = None) -> Tensor:
-        return positions.flip(-1).to(torch.float32)  # (..., L, 2): column, row
+        place = positions.flip(-1).to(torch.float32)  # (..., L, 2): column, row
+        if self.table is None:
+            return place
+        return torch.cat([place, self.table.encode(positions, extent).float()], dim=-1)  # (..., L, 2 + C)
+
+    def on_input(self, x: Tensor, encoded: Tensor) -> Tensor:
+        if self.table is None:
+            return x
+        return x + encoded[..., 2:].to(x.dtype)
 
     def layer_terms(self, encoded: Tensor) -> List[Tensor]:
         # Float32 whatever the weights are: see `pe_rope.py`.
-        angles = torch.einsum("...lx,xnhp->n...lhp", encoded, self.freqs.float())
+        angles = torch.einsum("...lx,xnhp->n...lhp", encoded[..., :2], self.freqs.float())
         terms = join_rotation(angles)
         return [terms[layer] for layer in range(self.num_layers)]
 
