@@ -32,6 +32,9 @@ class Converted:
     model_args: dict[str, Any] = field(default_factory=dict)
     record: dict[str, Any] = field(default_factory=dict)
     tokenizer: list[Path] = field(default_factory=list)
+    """Files to copy."""
+    companions: list[Any] = field(default_factory=list)
+    """What else to save beside the model: a tokenizer, with its `save_pretrained`."""
 
 
 @contextlib.contextmanager
@@ -63,6 +66,8 @@ def write_checkpoint(converted: Converted, target: Path) -> None:
             write_transformers(converted.model, folder)
         for path in converted.tokenizer:
             shutil.copyfile(path, folder / path.name)
+        for companion in converted.companions:
+            companion.save_pretrained(folder)
         write_record(folder, converted.record)
 
 
