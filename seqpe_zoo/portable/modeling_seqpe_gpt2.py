@@ -8,8 +8,7 @@ In training with labels the position objectives of the encoding, if it has any, 
 """
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -234,18 +233,19 @@ class _Scores(NamedTuple):
     """Whether all layers have the same scores, which are then merged into the mask before the first layer."""
 
 
-@contextmanager
-def _loaded(module: nn.Module) -> Iterator[None]:
-    """Makes weights available that accelerate keeps elsewhere; it only does so for calls of `forward`."""
-    hook = getattr(module, "_hf_hook", None)
-    if hook is None:
-        yield
+def _keep_in_memory(encoding: PositionEncoding) -> None:
+    """Loads weights that accelerate keeps on disk, for good.
+
+    It would load them for each call of `forward`; encodings are called by other methods too, and keep tables.
+    """
+    if not any(parameter.is_meta for parameter in encoding.parameters()):
         return
-    hook.pre_forward(module)
-    try:
-        yield
-    finally:
-        hook.post_forward(module, None)
+    for part in encoding.modules():
+        hook = getattr(part, "_hf_hook", None)
+        for single in getattr(hook, "hooks", [hook]):
+            if getattr(single, "offload", False):
+                single.pre_forward(part)
+                single.offload = False
 
 
 class SeqPEGPT2PreTrainedModel(PreTrainedModel):
@@ -356,14 +356,12 @@ class SeqPEGPT2Model(SeqPEGPT2PreTrainedModel):
         packed = None
         if attention_mask is None and position_ids is not None and past_key_values is None:
             packed = packed_positions(position_ids)
-        with _loaded(self.wpe):
-            if return_position_losses and self.wpe.has_training_objectives():
-                prepared, losses = self._prepare_for_training(queries, inputs_embeds)
-            else:
-                prepared, losses = self._prepare(queries, device), None
-            scores = self._plan_scores(
-                prepared, queries, past_key_values, attention_mask, inputs_embeds, kwargs
-            )
+        _keep_in_memory(self.wpe)
+        if return_position_losses and self.wpe.has_training_objectives():
+            prepared, losses = self._prepare_for_training(queries, inputs_embeds)
+        else:
+            prepared, losses = self._prepare(queries, device), None
+        scores = self._plan_scores(prepared, queries, past_key_values, attention_mask, inputs_embeds, kwargs)
         hidden_states = self.drop(self.wpe.on_input(inputs_embeds, prepared.encoded))
 
         if hides_nothing(attention_mask, past_length + length):
