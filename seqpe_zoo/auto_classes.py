@@ -31,8 +31,9 @@ def _register_configs() -> None:
     from transformers import AutoConfig
 
     from .portable.configuration_seqpe_gpt2 import SeqPEGPT2Config
+    from .portable.configuration_seqpe_vit import SeqPEViTConfig
 
-    for config in (SeqPEGPT2Config,):
+    for config in (SeqPEGPT2Config, SeqPEViTConfig):
         AutoConfig.register(config.model_type, config, exist_ok=True)
         config.register_for_auto_class()
 
@@ -45,11 +46,15 @@ def _register_models() -> None:
     from transformers.models.auto import modeling_auto
 
     from .portable.configuration_seqpe_gpt2 import SeqPEGPT2Config
+    from .portable.configuration_seqpe_vit import SeqPEViTConfig
 
     _register_configs()
+    image_classifiers = modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
     for mapping, config, module, name in (
         (modeling_auto.MODEL_MAPPING, SeqPEGPT2Config, _GPT2, "SeqPEGPT2Model"),
         (modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING, SeqPEGPT2Config, _GPT2, "SeqPEGPT2LMHeadModel"),
+        (modeling_auto.MODEL_MAPPING, SeqPEViTConfig, _VIT, "SeqPEViTModel"),
+        (image_classifiers, SeqPEViTConfig, _VIT, "SeqPEViTForImageClassification"),
     ):
         if not isinstance(mapping._extra_content, _LateClasses):
             mapping._extra_content = _LateClasses(mapping._extra_content)
@@ -63,11 +68,20 @@ def _mark_gpt2_for_saving() -> None:
     SeqPEGPT2LMHeadModel.register_for_auto_class("AutoModelForCausalLM")
 
 
+def _mark_vit_for_saving() -> None:
+    from .portable.modeling_seqpe_vit import SeqPEViTForImageClassification, SeqPEViTModel
+
+    SeqPEViTModel.register_for_auto_class("AutoModel")
+    SeqPEViTForImageClassification.register_for_auto_class("AutoModelForImageClassification")
+
+
 _GPT2 = "seqpe_zoo.portable.modeling_seqpe_gpt2"
+_VIT = "seqpe_zoo.portable.modeling_seqpe_vit"
 _AFTER: dict[str, Callable[[], None]] = {
     "transformers.models.auto.configuration_auto": _register_configs,
     "transformers.models.auto.modeling_auto": _register_models,
     _GPT2: _mark_gpt2_for_saving,
+    _VIT: _mark_vit_for_saving,
 }
 
 

@@ -13,7 +13,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import timm.models
 import torch
@@ -33,7 +33,9 @@ from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_
 from torch import Tensor
 
 from .portable.registry import position_encoding_class
-from .portable.vit import PositionVisionTransformer, PositionVisionTransformerDistilled
+
+if TYPE_CHECKING:
+    from .portable.vit import PositionVisionTransformer
 
 __all__ = ["register_timm", "unregister_timm"]  # timm adds the names of models
 
@@ -42,11 +44,8 @@ _logger = logging.getLogger(__name__)
 STOCK_POS_EMBED = (None, "", "none", "learn")
 """Values of `pos_embed` that are timm's own."""
 
-_STAND_INS = {
-    VisionTransformer: PositionVisionTransformer,
-    VisionTransformerDistilled: PositionVisionTransformerDistilled,
-}
 _HOOKED_MODULES: tuple[ModuleType, ...] = (vision_transformer, deit, vision_transformer_hybrid)
+_HOOKED_CLASSES = (VisionTransformer, VisionTransformerDistilled)
 _BUILDER = "build_model_with_cfg"
 _originals: dict[ModuleType, Callable[..., Any]] = {}
 _warned = False
@@ -89,47 +88,47 @@ _BASE = {"patch_size": 16, "embed_dim": 768, "depth": 12, "num_heads": 12}
 _PICO = {"patch_size": 4, "embed_dim": 64, "depth": 4, "num_heads": 4}
 
 
-def vit_tiny_patch16_seqpe_224(pretrained: bool = False, **kwargs: Any) -> PositionVisionTransformer:
+def vit_tiny_patch16_seqpe_224(pretrained: bool = False, **kwargs: Any) -> "PositionVisionTransformer":
     """ViT-Ti/16 with SeqPE (AttnMul unless `pos_embed_args` says otherwise)."""
     return _create("vit_tiny_patch16_seqpe_224", pretrained, **{**_TINY, **kwargs})
 
 
-def vit_small_patch16_seqpe_224(pretrained: bool = False, **kwargs: Any) -> PositionVisionTransformer:
+def vit_small_patch16_seqpe_224(pretrained: bool = False, **kwargs: Any) -> "PositionVisionTransformer":
     """ViT-S/16 with SeqPE, the paper's image model."""
     return _create("vit_small_patch16_seqpe_224", pretrained, **{**_SMALL, **kwargs})
 
 
-def vit_base_patch16_seqpe_224(pretrained: bool = False, **kwargs: Any) -> PositionVisionTransformer:
+def vit_base_patch16_seqpe_224(pretrained: bool = False, **kwargs: Any) -> "PositionVisionTransformer":
     """ViT-B/16 with SeqPE."""
     return _create("vit_base_patch16_seqpe_224", pretrained, **{**_BASE, **kwargs})
 
 
-def vit_small_patch16_seqpe_384(pretrained: bool = False, **kwargs: Any) -> PositionVisionTransformer:
+def vit_small_patch16_seqpe_384(pretrained: bool = False, **kwargs: Any) -> "PositionVisionTransformer":
     """ViT-S/16 with SeqPE for images of 384 x 384."""
     return _create("vit_small_patch16_seqpe_384", pretrained, **{**_SMALL, **kwargs})
 
 
-def vit_tiny_patch16_pe_224(pretrained: bool = False, **kwargs: Any) -> PositionVisionTransformer:
+def vit_tiny_patch16_pe_224(pretrained: bool = False, **kwargs: Any) -> "PositionVisionTransformer":
     """ViT-Ti/16 with the position encoding that `pos_embed` names."""
     return _create("vit_tiny_patch16_pe_224", pretrained, **{**_TINY, **kwargs})
 
 
-def vit_small_patch16_pe_224(pretrained: bool = False, **kwargs: Any) -> PositionVisionTransformer:
+def vit_small_patch16_pe_224(pretrained: bool = False, **kwargs: Any) -> "PositionVisionTransformer":
     """ViT-S/16 with the position encoding that `pos_embed` names."""
     return _create("vit_small_patch16_pe_224", pretrained, **{**_SMALL, **kwargs})
 
 
-def vit_base_patch16_pe_224(pretrained: bool = False, **kwargs: Any) -> PositionVisionTransformer:
+def vit_base_patch16_pe_224(pretrained: bool = False, **kwargs: Any) -> "PositionVisionTransformer":
     """ViT-B/16 with the position encoding that `pos_embed` names."""
     return _create("vit_base_patch16_pe_224", pretrained, **{**_BASE, **kwargs})
 
 
-def vit_pico_patch4_pe_32(pretrained: bool = False, **kwargs: Any) -> PositionVisionTransformer:
+def vit_pico_patch4_pe_32(pretrained: bool = False, **kwargs: Any) -> "PositionVisionTransformer":
     """A ViT of 0.3 million parameters for images of 32 x 32, with the encoding that `pos_embed` names."""
     return _create("vit_pico_patch4_pe_32", pretrained, **{**_PICO, **kwargs})
 
 
-MODELS: tuple[Callable[..., PositionVisionTransformer], ...] = (
+MODELS: tuple[Callable[..., "PositionVisionTransformer"], ...] = (
     vit_tiny_patch16_seqpe_224,
     vit_small_patch16_seqpe_224,
     vit_base_patch16_seqpe_224,
@@ -164,8 +163,8 @@ def unregister_timm() -> None:
         _forget(model.__name__)
 
 
-def _create(variant: str, pretrained: bool, **kwargs: Any) -> PositionVisionTransformer:
-    return _build(PositionVisionTransformer, variant, pretrained, checkpoint_filter_fn, **kwargs)
+def _create(variant: str, pretrained: bool, **kwargs: Any) -> "PositionVisionTransformer":
+    return _build(VisionTransformer, variant, pretrained, checkpoint_filter_fn, **kwargs)
 
 
 def _build(
@@ -175,6 +174,11 @@ def _build(
     filter_fn: Callable[..., dict[str, Tensor]] | None,
     **kwargs: Any,
 ) -> Any:
+    # Imported here, because that file imports timm, and this one is loaded at the end of timm's import.
+    from .portable.vit import PositionVisionTransformer, PositionVisionTransformerDistilled
+
+    plain = model_cls is VisionTransformer
+    stand_in = PositionVisionTransformer if plain else PositionVisionTransformerDistilled
     out_indices = kwargs.pop("out_indices", 3)
     kwargs.setdefault("feature_cfg", {"out_indices": out_indices, "feature_cls": "getter"})
     if pretrained and "img_size" in kwargs:
@@ -186,7 +190,7 @@ def _build(
     def adapted(state_dict: dict[str, Any], model: VisionTransformer) -> dict[str, Tensor]:
         return adapt_checkpoint(state_dict, model, filter_fn)
 
-    return build_model_with_cfg(model_cls, variant, pretrained, pretrained_filter_fn=adapted, **kwargs)
+    return build_model_with_cfg(stand_in, variant, pretrained, pretrained_filter_fn=adapted, **kwargs)
 
 
 def adapt_checkpoint(
@@ -260,11 +264,11 @@ def _hook(module: ModuleType) -> bool:
         model_cls: Any, variant: str, pretrained: bool, *args: Any, **kwargs: Any
     ) -> Any:
         pos_embed = kwargs.get("pos_embed")
-        if pos_embed in STOCK_POS_EMBED or args or model_cls not in _STAND_INS:
+        if pos_embed in STOCK_POS_EMBED or args or model_cls not in _HOOKED_CLASSES:
             return original(model_cls, variant, pretrained, *args, **kwargs)
         position_encoding_class(pos_embed)  # raises and lists the names when there is none
         filter_fn = kwargs.pop("pretrained_filter_fn", None)
-        return _build(_STAND_INS[model_cls], variant, pretrained, filter_fn, **kwargs)
+        return _build(model_cls, variant, pretrained, filter_fn, **kwargs)
 
     _originals[module] = original
     setattr(module, _BUILDER, build_with_positions)

@@ -95,7 +95,8 @@ class PositionParallelThingsBlock(ParallelThingsBlock):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         # A Sequential would call attention with one argument; the names of parameters stay.
-        self.attns = nn.ModuleList([nn.ModuleDict(dict(branch.named_children())) for branch in self.attns])
+        branches: Any = super().__getattr__("attns")
+        self.attns: Any = nn.ModuleList([nn.ModuleDict(dict(branch.named_children())) for branch in branches])
 
     def forward(
         self, x: Tensor, terms: Tensor, attn_mask: Optional[Tensor] = None, is_causal: bool = False

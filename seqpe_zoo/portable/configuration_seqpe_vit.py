@@ -1,0 +1,155 @@
+"""Configuration of the Vision Transformer with any position encoding, for transformers (paper, section 4.3).
+
+Sizes have transformers' names; `vit_arguments` translates them for timm's model, which does the work. What
+contradicts itself is refused here, before a model is built.
+"""
+
+from typing import Any
+
+import torch
+from transformers.configuration_utils import PreTrainedConfig, strict
+
+from .registry import build_position_encoding
+
+AUTO_MAP = {
+    "AutoConfig": "configuration_seqpe_vit.SeqPEViTConfig",
+    "AutoModel": "modeling_seqpe_vit.SeqPEViTModel",
+    "AutoModelForImageClassification": "modeling_seqpe_vit.SeqPEViTForImageClassification",
+}
+"""Where the Auto classes find their code in a checkpoint; all of it is saved, whichever class is."""
+
+
+@strict
+class SeqPEViTConfig(PreTrainedConfig):
+    """Configuration of `SeqPEViTModel` and `SeqPEViTForImageClassification`.
+
+    Args:
+        image_size: height and width of training images, or one number for both.
+        patch_size: side of a patch.
+        num_channels: of the images.
+        hidden_size: width.
+        num_hidden_layers: layers.
+        num_attention_heads: attention heads.
+        mlp_ratio: width of the feed-forward layers, as a multiple of the model's.
+        qkv_bias: whether queries, keys and values have biases.
+        class_token: whether there is a class token.
+        num_register_tokens: further tokens without a place in the image.
+        global_pool: what the head sees: "token", "avg", "avgmax", "max", "map", "prr" or "".
+        hidden_dropout_prob: dropout after projections.
+        attention_probs_dropout_prob: dropout of attention probabilities.
+        drop_path_rate: stochastic depth of the last layer.
+        patch_drop_rate: share of patches left out in training.
+        dynamic_image_size: whether images of other sizes are taken.
+        dynamic_image_pad: whether they are padded to whole patches.
+        initializer_range: standard deviation of initial weights.
+        position_encoding: a name of `list_position_encodings(2, causal=False)`.
+        position_encoding_args: options of that encoding, as `{"integration": "mul"}` for "seqpe".
+        vit_args: further arguments of timm's `VisionTransformer`, as `{"init_values": 1e-5}`.
+        image_mean: of the pixels, by channel, for the image processor.
+        image_std: likewise.
+    """
+
+    model_type = "seqpe_vit"
+
+    image_size: int | list[int] | tuple[int, ...] = 224
+    patch_size: int = 16
+    num_channels: int = 3
+    hidden_size: int = 384
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 6
+    mlp_ratio: float | int = 4.0
+    qkv_bias: bool = True
+    class_token: bool = True
+    num_register_tokens: int = 0
+    global_pool: str = "token"
+    hidden_dropout_prob: float | int = 0.0
+    attention_probs_dropout_prob: float | int = 0.0
+    drop_path_rate: float | int = 0.0
+    patch_drop_rate: float | int = 0.0
+    dynamic_image_size: bool = True
+    dynamic_image_pad: bool = False
+    initializer_range: float | int = 0.02
+    position_encoding: str = "seqpe"
+    position_encoding_args: dict[str, Any] | None = None
+    vit_args: dict[str, Any] | None = None
+    image_mean: list[float] | tuple[float, ...] = (0.485, 0.456, 0.406)
+    image_std: list[float] | tuple[float, ...] = (0.229, 0.224, 0.225)
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        self.position_encoding_args = dict(self.position_encoding_args or {})
+        self.vit_args = dict(self.vit_args or {})
+        auto_map = kwargs.pop("auto_map", None)
+        super().__post_init__(**kwargs)
+        self.auto_map = dict(auto_map or AUTO_MAP)
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"hidden_size={self.hidden_size} is not divisible by "
+                f"num_attention_heads={self.num_attention_heads}; choose heads that divide the width"
+            )
+        height, width = self.image_height_width
+        if min(height, width) < self.patch_size:
+            raise ValueError(f"an image of {height} x {width} is smaller than patch_size={self.patch_size}")
+        # Building without memory checks everything that an encoding asks of its model and of its options.
+        with torch.device("meta"):
+            build_position_encoding(
+                self.position_encoding,
+                self.hidden_size,
+                num_heads=self.num_attention_heads,
+                num_layers=self.num_hidden_layers,
+                num_dims=2,
+                train_shape=(height // self.patch_size, width // self.patch_size),
+                num_prefix=int(self.class_token) + self.num_register_tokens,
+                **self.position_encoding_args,
+            )
+
+    @property
+    def image_height_width(self) -> tuple[int, int]:
+        """Size of training images."""
+        if isinstance(self.image_size, int):
+            return self.image_size, self.image_size
+        height, width = self.image_size
+        return height, width
+
+    def vit_arguments(self) -> dict[str, Any]:
+        """Arguments of our timm model: `timm.create_model("vit_small_patch16_pe_224", **these)` is equal."""
+        return {
+            "img_size": self.image_height_width,
+            "patch_size": self.patch_size,
+            "in_chans": self.num_channels,
+            "embed_dim": self.hidden_size,
+            "depth": self.num_hidden_layers,
+            "num_heads": self.num_attention_heads,
+            "mlp_ratio": self.mlp_ratio,
+            "qkv_bias": self.qkv_bias,
+            "class_token": self.class_token,
+            "reg_tokens": self.num_register_tokens,
+            "global_pool": self.global_pool,
+            "proj_drop_rate": self.hidden_dropout_prob,
+            "attn_drop_rate": self.attention_probs_dropout_prob,
+            "drop_path_rate": self.drop_path_rate,
+            "patch_drop_rate": self.patch_drop_rate,
+            "dynamic_img_size": self.dynamic_image_size,
+            "dynamic_img_pad": self.dynamic_image_pad,
+            "pos_embed": self.position_encoding,
+            "pos_embed_args": self.position_encoding_args,
+            **(self.vit_args or {}),
+        }
+
+    @classmethod
+    def tiny(cls, **changes: Any) -> "SeqPEViTConfig":
+        """A model that runs in milliseconds, for tests and first steps."""
+        given = changes.pop("position_encoding_args", None)
+        name = changes.setdefault("position_encoding", "seqpe")
+        small = {"num_pivots": 4, "num_candidates": 8, "num_starts": 4, "num_transfer": 8}
+        args = {**(small if name == "seqpe" else {}), **(given or {})}
+        sizes = {
+            "image_size": 16,
+            "patch_size": 4,
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+        }
+        return cls(**{**sizes, "position_encoding_args": args, **changes})
+
+
+__all__ = ["SeqPEViTConfig"]

@@ -1,0 +1,199 @@
+"""The Vision Transformer with any position encoding, for transformers: a thin cover over our timm model.
+
+There is one architecture, `PositionVisionTransformer`. Here it gets transformers' configuration, outputs and
+loss; its weights have timm's names behind `vit.`. In training with labels the position objectives of the
+encoding, if it has any, are part of the loss.
+"""
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import initialization as init
+from transformers.modeling_outputs import BaseModelOutputWithPooling, ImageClassifierOutput
+from transformers.modeling_utils import PreTrainedModel
+from transformers.utils import can_return_tuple
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import capture_outputs
+
+from .configuration_seqpe_vit import SeqPEViTConfig
+from .pe_base import PositionEncoding
+from .registry import POSITION_ENCODINGS
+from .vit import PositionVisionTransformer
+from .vit_attention import BLOCKS, HoldsStage, PositionBlock
+
+
+@dataclass
+class SeqPEViTImageClassifierOutput(ImageClassifierOutput):
+    """Output of `SeqPEViTForImageClassification`.
+
+    Attributes:
+        loss: loss of the classes; in training with the weighted position objectives added.
+        position_distance_loss: L_delta of the paper, not weighted; in training, for encodings that have it.
+        position_ood_loss: L_OOD of the paper, likewise.
+    """
+
+    position_distance_loss: Tensor | None = None
+    position_ood_loss: Tensor | None = None
+
+
+class SeqPEViTPreTrainedModel(PreTrainedModel):
+    """Base of the models: what transformers must know of them, and how weights start."""
+
+    config_class = SeqPEViTConfig
+    base_model_prefix = ""
+    main_input_name = "pixel_values"
+    input_modalities = ("image",)
+    supports_gradient_checkpointing = True
+    # Position encodings are called by methods other than `forward`: their parts must stay together.
+    _no_split_modules = [
+        *(block.__name__ for block in BLOCKS.values()),
+        *(encoding.__name__ for encoding in POSITION_ENCODINGS.values()),
+    ]
+    _supports_sdpa = True
+    _can_compile_fullgraph = True
+    _can_record_outputs = {"hidden_states": PositionBlock}
+
+    def __init__(self, config: SeqPEViTConfig, num_classes: int) -> None:
+        super().__init__(config)
+        self.vit = PositionVisionTransformer(
+            **config.vit_arguments(), num_classes=num_classes, weight_init="skip"
+        )
+        for module in self.vit.modules():
+            if isinstance(module, HoldsStage):
+                module.fused_attn = config._attn_implementation != "eager"
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.vit.patch_embed
+
+    def _set_gradient_checkpointing(self, enable: bool = True, *args: Any, **kwargs: Any) -> None:
+        super()._set_gradient_checkpointing(enable, *args, **kwargs)
+        self.vit.set_grad_checkpointing(enable)
+
+    def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
+        # In code that is not its own, transformers skips modules without parameters of their own, as an
+        # encoding made of parts. All initialisers below leave loaded weights alone, so none need be skipped.
+        super()._initialize_weights(module)
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, PositionVisionTransformer):
+            for token in (module.cls_token, module.reg_token):
+                if token is not None:
+                    init.normal_(token, std=1e-6)
+        elif isinstance(module, PositionEncoding):
+            reset = getattr(module, "reset_parameters", None)
+            if reset is not None:
+                reset()
+            for buffer in module.buffers(recurse=False):
+                init.zeros_(buffer)
+        elif hasattr(module, "gamma") and hasattr(module, "init_values"):  # timm's layer scale
+            init.constant_(module.gamma, module.init_values)
+        elif hasattr(module, "latent"):  # timm's attention pooling
+            init.normal_(module.latent, std=self.config.hidden_size**-0.5)
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Any:
+        """As in transformers; also saves an image processor where there is none, so that pipelines work."""
+        saved = super().save_pretrained(save_directory, *args, **kwargs)
+        if not os.path.isfile(os.path.join(save_directory, "preprocessor_config.json")):
+            image_processor(self.config).save_pretrained(save_directory)
+        return saved
+
+
+def image_processor(config: SeqPEViTConfig) -> Any:
+    """Returns the image processor of a model, for images of its training size."""
+    from transformers import ViTImageProcessor
+
+    height, width = config.image_height_width
+    return ViTImageProcessor(
+        size={"height": height, "width": width},
+        resample=3,  # bicubic
+        image_mean=list(config.image_mean),
+        image_std=list(config.image_std),
+    )
+
+
+class SeqPEViTModel(SeqPEViTPreTrainedModel):
+    """The ViT without a head."""
+
+    _keys_to_ignore_on_load_unexpected = [r"^vit\.head\."]
+
+    def __init__(self, config: SeqPEViTConfig) -> None:
+        super().__init__(config, num_classes=0)
+
+    @merge_with_config_defaults  # type: ignore[untyped-decorator]
+    @capture_outputs  # type: ignore[untyped-decorator]
+    def forward(
+        self, pixel_values: Tensor, start: tuple[int, int] | None = None, **kwargs: Any
+    ) -> BaseModelOutputWithPooling:
+        """Encodes images.
+
+        Args:
+            pixel_values: (B, channels, height, width).
+            start: row and column of the first patch.
+            **kwargs: what to return, as in all models of transformers.
+        """
+        hidden = self.vit.forward_features(pixel_values, start=start)
+        pooled = self.vit.forward_head(hidden, pre_logits=True)
+        return BaseModelOutputWithPooling(last_hidden_state=hidden, pooler_output=pooled)
+
+
+class SeqPEViTForImageClassification(SeqPEViTPreTrainedModel):
+    """The ViT with a classifier."""
+
+    def __init__(self, config: SeqPEViTConfig) -> None:
+        super().__init__(config, num_classes=config.num_labels)
+        self.num_labels = config.num_labels
+
+    @can_return_tuple  # type: ignore[untyped-decorator]
+    @merge_with_config_defaults  # type: ignore[untyped-decorator]
+    @capture_outputs  # type: ignore[untyped-decorator]
+    def forward(
+        self,
+        pixel_values: Tensor,
+        labels: Tensor | None = None,
+        start: tuple[int, int] | None = None,
+        **kwargs: Any,
+    ) -> SeqPEViTImageClassifierOutput:
+        """Classifies images.
+
+        Args:
+            pixel_values: (B, channels, height, width).
+            labels: (B,), classes. In training the loss then has the encoding's position objectives added; in
+                evaluation it is the loss of the classes alone.
+            start: row and column of the first patch; by default the origin, in training at random.
+            **kwargs: for the loss (`num_items_in_batch`), and what to return.
+        """
+        logits = self.vit(pixel_values, start=start)
+        loss = losses = None
+        if labels is not None:
+            loss = self.loss_function(labels, logits, self.config, **kwargs)
+            if self.vit.position_encoding.has_training_objectives():
+                losses = self.vit.position_losses()
+                loss = loss + losses.weighted.to(loss.device) * _share_of_batch(labels, **kwargs)
+        return SeqPEViTImageClassifierOutput(
+            loss=loss,
+            logits=logits,
+            position_distance_loss=None if losses is None else losses.distance.detach(),
+            position_ood_loss=None if losses is None else losses.ood.detach(),
+        )
+
+
+def _share_of_batch(
+    labels: Tensor,
+    num_items_in_batch: Tensor | int | None = None,
+    ignore_index: int = -100,
+    **kwargs: Any,
+) -> Tensor | float:
+    """Which part this step is of a batch accumulated over several steps, counted as the main loss counts."""
+    if num_items_in_batch is None:
+        return 1.0
+    return (labels != ignore_index).sum() / num_items_in_batch
+
+
+__all__ = ["SeqPEViTForImageClassification", "SeqPEViTModel", "SeqPEViTPreTrainedModel"]
