@@ -11,124 +11,16 @@ command, or "reported in the paper" with the table. Unknown keys in either file 
 
 from __future__ import annotations
 
-import json
 import re
-from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from .card_facts import Facts, Result, load_facts, load_results
+from .card_snippets import usage
 from .card_template import CITATION, PAPER_URL, TEMPLATE
 from .errors import UsageError
 
 NOT_MEASURED = "not measured"
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What is known of a model. The first block is required; everything else has an honest default."""
-
-    title: str
-    repo_id: str
-    summary: str
-    license: str
-    libraries: list[str]
-    pipeline_tag: str
-    position_encoding: dict[str, Any]
-    trained_on: str
-
-    tag: str | None = None
-    license_name: str | None = None
-    license_link: str | None = None
-    weights_license: str | None = None
-    code_license: str = "apache-2.0"
-    tags: list[str] = field(default_factory=list)
-    datasets: list[str] = field(default_factory=list)
-    base_model: str | None = None
-    base_model_relation: str | None = None
-    language: list[str] = field(default_factory=list)
-    metrics: list[str] = field(default_factory=list)
-    figures: dict[str, Any] = field(default_factory=dict)  # shown as a table: parameters, GMACs, context, ...
-    tested_up_to: str | None = None
-    training: dict[str, Any] = field(default_factory=dict)  # data, recipe, hardware, command, ...
-    limits: list[str] = field(default_factory=list)
-    provenance: dict[str, Any] = field(default_factory=dict)
-    citation: str | None = None
-    input_size: list[int] | None = None  # of images, (3, H, W)
-    tokenizer: bool = True
-
-    def __post_init__(self) -> None:
-        unknown = [library for library in self.libraries if library not in ("timm", "transformers")]
-        if unknown or not self.libraries:
-            raise UsageError(f"facts.yaml: libraries {self.libraries} must be among timm and transformers")
-        if "name" not in self.position_encoding:
-            raise UsageError("facts.yaml: position_encoding needs a name, one of the registry's")
-
-
-@dataclass(frozen=True)
-class Result:
-    """One number: what was measured, on what, at which length or resolution, and where the number is from."""
-
-    task: str
-    dataset: dict[str, Any]  # name, id, and if known config, split, revision
-    metric: str
-    value: float | None
-    origin: str  # "measured" or "paper"
-    setting: dict[str, Any] = field(default_factory=dict)  # {"length": 4096}, {"resolution": 448}
-    command: str | None = None
-    where: str | None = None  # the paper's table
-    git_sha: str | None = None
-    seed: int | None = None
-    note: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.origin not in ("measured", "paper"):
-            raise UsageError(f"results.json: origin {self.origin!r} must be 'measured' or 'paper'")
-        if self.origin == "measured" and self.value is not None and not self.command:
-            raise UsageError(
-                f"results.json: the measured {self.metric} on {self.dataset.get('name')} has no command"
-            )
-        if self.origin == "paper" and not self.where:
-            raise UsageError(f"results.json: the paper's {self.metric} needs 'where', the table it stands in")
-        if not self.dataset.get("name") or not self.dataset.get("id"):
-            raise UsageError("results.json: a dataset needs name and id")
-
-
-def _strict(kind: type, values: Any, where: str) -> Any:
-    if not isinstance(values, dict):
-        raise UsageError(f"{where} must be a mapping")
-    known = {f.name for f in fields(kind)}
-    if unknown := sorted(set(values) - known):
-        raise UsageError(f"{where}: unknown key(s) {', '.join(unknown)}; known: {', '.join(sorted(known))}")
-    try:
-        return kind(**values)
-    except TypeError as error:
-        raise UsageError(f"{where}: {error}") from None
-
-
-def load_facts(path: Path) -> Facts:
-    """Read `facts.yaml`."""
-    import yaml
-
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UsageError(
-            f"{path.name} not found in {path.parent.name}", "write it; see model_cards/README.md"
-        ) from None
-    except yaml.YAMLError as error:
-        raise UsageError(f"{path.name} is not YAML: {error}") from error
-    return _strict(Facts, values, path.name)
-
-
-def load_results(path: Path) -> list[Result]:
-    """Read `results.json`; a missing file means that nothing was measured."""
-    if not path.is_file():
-        return []
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UsageError(f"{path.name} is not JSON: {error}") from error
-    return [_strict(Result, value, f"{path.name}, result {n}") for n, value in enumerate(values["results"])]
 
 
 def render_card(folder: Path) -> str:
@@ -143,7 +35,7 @@ def render(facts: Facts, results: list[Result]) -> str:
         "title": facts.title,
         "summary": facts.summary.strip(),
         "facts_table": _facts_table(facts),
-        "usage": _usage(facts),
+        "usage": usage(facts),
         "position_encoding": _position_encoding(facts),
         "results": _results(results),
         "training": _mapping(facts.training, ("data", "recipe", "hardware", "command")),
@@ -278,70 +170,3 @@ def _licence(facts: Facts) -> str:
     link = f" ({facts.license_link})" if facts.license_link else ""
     weights = f"- weights: {facts.weights_license or name}{link}"
     return f"{weights}\n- code files in this repository: {facts.code_license}"
-
-
-# Usage snippets: `check` runs them word for word against a rehearsal of the repository ---------------------
-
-
-def _usage(facts: Facts) -> str:
-    tag, place = facts.tag, f'"{facts.repo_id}"'
-    blocks = []
-    if "transformers" in facts.libraries:
-        blocks.append(("transformers (seqpe_zoo need not be installed)", _transformers(facts, place)))
-    if "timm" in facts.libraries:
-        title = "timm (needs `pip install seqpe_zoo`; the import registers the architecture)"
-        blocks.append((title, _timm(facts, f'"hf-hub:{facts.repo_id}"')))
-    if tag and "transformers" in facts.libraries:
-        pinned = f', revision="{tag}", code_revision="{tag}"'
-        blocks.append((f"Pinned to the release {tag}", _transformers(facts, place, pinned)))
-    elif tag:
-        blocks.append((f"Pinned to the release {tag}", _timm(facts, f'"hf-hub:{facts.repo_id}@{tag}"')))
-    blocks.append(("Offline, from a folder", _offline(facts)))
-    return "\n\n".join(f"{title}:\n\n```python\n{code}\n```" for title, code in blocks)
-
-
-def _image(facts: Facts) -> str:
-    return f"torch.rand(1, {', '.join(map(str, facts.input_size or [3, 224, 224]))})"
-
-
-def _program(imports: list[str], *body: str) -> str:
-    return "\n".join([*sorted(imports, key=lambda line: (line.startswith("from"), line)), "", *body])
-
-
-def _transformers(facts: Facts, place: str, pinned: str = "", first: str = "", more: str = "") -> str:
-    """Return a program that loads with transformers; `first` runs before it and needs the import `more`."""
-    vision = facts.pipeline_tag.startswith("image")
-    kind = "AutoModelForImageClassification" if vision else "AutoModelForCausalLM"
-    names, lines, inputs = kind, [first] if first else [], "torch.arange(16)[None]"
-    if vision:
-        inputs = f"pixel_values={_image(facts)}"
-    elif facts.tokenizer:
-        names, inputs = f"{kind}, AutoTokenizer", "**inputs"
-        revision = pinned.split(", code_revision")[0]
-        lines.append(f"tokenizer = AutoTokenizer.from_pretrained({place}{revision})")
-        lines.append('inputs = tokenizer("Where is this word?", return_tensors="pt")')
-    lines += [
-        f"model = {kind}.from_pretrained({place}, trust_remote_code=True{pinned}).eval()",
-        "with torch.no_grad():",
-        f"    print(model({inputs}).logits.shape)",
-    ]
-    return _program(["import torch", f"from transformers import {names}", *([more] if more else [])], *lines)
-
-
-def _timm(facts: Facts, place: str, first: str = "", more: str = "") -> str:
-    """Return a program that loads with timm; `first` runs before it and needs the import `more`."""
-    lines = [first] if first else []
-    lines += [
-        f"model = timm.create_model({place}, pretrained=True).eval()",
-        "with torch.no_grad():",
-        f"    print(model({_image(facts)}).shape)",
-    ]
-    return _program(["import seqpe_zoo, timm, torch", *([more] if more else [])], *lines)
-
-
-def _offline(facts: Facts) -> str:
-    download = f'folder = snapshot_download("{facts.repo_id}", local_dir="model_folder")  # once, online'
-    more = "from huggingface_hub import snapshot_download"
-    if "transformers" in facts.libraries:
-        return _transformers(facts, "folder", first=download, more=more)
-    return _timm(facts, 'f"local-dir:{folder}"', first=download, more=more)

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from .card_rules import card_problems
-from .contents import find_problems, libraries_of
+from .config_rules import libraries_of
+from .contents import find_problems
 from .errors import CheckFailed, UsageError
 from .manifest import MANIFEST, compare_with_manifest, read_manifest, sha256_of
 

@@ -16,8 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .card import load_facts, load_results, render
-from .contents import auto_map_modules, code_closure, find_problems, libraries_of, name_problem
+from .card import render
+from .card_facts import load_facts, load_results
+from .config_rules import auto_map_modules, code_closure, libraries_of
+from .contents import find_problems, name_problem
 from .errors import CheckFailed, DiskFull, HubError, UsageError
 from .manifest import (
     build_manifest,

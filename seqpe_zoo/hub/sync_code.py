@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from .client import Client
-from .contents import auto_map_modules, code_closure
+from .commit import send_commit, set_tag
+from .config_rules import auto_map_modules, code_closure
 from .errors import CheckFailed, UsageError
 from .manifest import (
     MANIFEST,
@@ -30,7 +31,6 @@ from .manifest import (
     write_manifest,
 )
 from .plan import Plan, PlannedFile, Target, is_same, read_remote, remote_tree
-from .push import send_commit, set_tag
 from .stage import PORTABLE
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from .client import Client
-from .contents import libraries_of
+from .config_rules import libraries_of
 from .errors import DiskFull, HubError, VerificationFailed
 from .manifest import MANIFEST, compare_with_manifest, git_sha1_of, list_files, read_manifest, sha256_of
 from .plan import is_same, remote_tree

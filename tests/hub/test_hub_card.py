@@ -7,7 +7,8 @@ import sys
 import pytest
 import yaml
 
-from seqpe_zoo.hub.card import load_facts, load_results, render, render_card
+from seqpe_zoo.hub.card import render, render_card
+from seqpe_zoo.hub.card_facts import load_facts, load_results
 from seqpe_zoo.hub.card_rules import LICENSES, card_problems, split_card
 from seqpe_zoo.hub.check import python_blocks
 from seqpe_zoo.hub.errors import UsageError

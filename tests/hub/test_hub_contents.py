@@ -9,7 +9,8 @@ import pytest
 from seqpe_zoo.hub import errors
 from seqpe_zoo.hub.clean_room import compare_fingerprints
 from seqpe_zoo.hub.client import Deadline, backoff
-from seqpe_zoo.hub.contents import code_closure, config_problems, find_problems, libraries_of, name_problem
+from seqpe_zoo.hub.config_rules import code_closure, config_problems, libraries_of
+from seqpe_zoo.hub.contents import find_problems, name_problem
 from seqpe_zoo.hub.manifest import compare_with_manifest, git_sha1_of, read_manifest
 from seqpe_zoo.hub.plan import Target
 from seqpe_zoo.hub.stage import PORTABLE, stage

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+from . import routes_read, routes_repos, routes_upload  # noqa: F401 (they fill the table of routes)
 from .faults import Fault, Faults
-from .routes import Hub, Reply, Request, find_route
+from .protocol import Hub, Reply, Request, find_route
 from .store import Store, StoreError
 
 TOKENS = {"hf_loopback_write": ("rehearsal", "write"), "hf_loopback_read": ("reader", "read")}

@@ -1,0 +1,70 @@
+"""The python snippets of a card. `check` runs them word for word against a rehearsal of the repository."""
+
+from __future__ import annotations
+
+from .card_facts import Facts
+
+
+def usage(facts: Facts) -> str:
+    """Return the snippets a card shows: each library, pinned to the release, and offline."""
+    tag, place = facts.tag, f'"{facts.repo_id}"'
+    blocks = []
+    if "transformers" in facts.libraries:
+        blocks.append(("transformers (seqpe_zoo need not be installed)", _transformers(facts, place)))
+    if "timm" in facts.libraries:
+        title = "timm (needs `pip install seqpe_zoo`; the import registers the architecture)"
+        blocks.append((title, _timm(facts, f'"hf-hub:{facts.repo_id}"')))
+    if tag and "transformers" in facts.libraries:
+        pinned = f', revision="{tag}", code_revision="{tag}"'
+        blocks.append((f"Pinned to the release {tag}", _transformers(facts, place, pinned)))
+    elif tag:
+        blocks.append((f"Pinned to the release {tag}", _timm(facts, f'"hf-hub:{facts.repo_id}@{tag}"')))
+    blocks.append(("Offline, from a folder", _offline(facts)))
+    return "\n\n".join(f"{title}:\n\n```python\n{code}\n```" for title, code in blocks)
+
+
+def _image(facts: Facts) -> str:
+    return f"torch.rand(1, {', '.join(map(str, facts.input_size or [3, 224, 224]))})"
+
+
+def _program(imports: list[str], *body: str) -> str:
+    return "\n".join([*sorted(imports, key=lambda line: (line.startswith("from"), line)), "", *body])
+
+
+def _transformers(facts: Facts, place: str, pinned: str = "", first: str = "", more: str = "") -> str:
+    """Return a program that loads with transformers; `first` runs before it and needs the import `more`."""
+    vision = facts.pipeline_tag.startswith("image")
+    kind = "AutoModelForImageClassification" if vision else "AutoModelForCausalLM"
+    names, lines, inputs = kind, [first] if first else [], "torch.arange(16)[None]"
+    if vision:
+        inputs = f"pixel_values={_image(facts)}"
+    elif facts.tokenizer:
+        names, inputs = f"{kind}, AutoTokenizer", "**inputs"
+        revision = pinned.split(", code_revision")[0]
+        lines.append(f"tokenizer = AutoTokenizer.from_pretrained({place}{revision})")
+        lines.append('inputs = tokenizer("Where is this word?", return_tensors="pt")')
+    lines += [
+        f"model = {kind}.from_pretrained({place}, trust_remote_code=True{pinned}).eval()",
+        "with torch.no_grad():",
+        f"    print(model({inputs}).logits.shape)",
+    ]
+    return _program(["import torch", f"from transformers import {names}", *([more] if more else [])], *lines)
+
+
+def _timm(facts: Facts, place: str, first: str = "", more: str = "") -> str:
+    """Return a program that loads with timm; `first` runs before it and needs the import `more`."""
+    lines = [first] if first else []
+    lines += [
+        f"model = timm.create_model({place}, pretrained=True).eval()",
+        "with torch.no_grad():",
+        f"    print(model({_image(facts)}).shape)",
+    ]
+    return _program(["import seqpe_zoo, timm, torch", *([more] if more else [])], *lines)
+
+
+def _offline(facts: Facts) -> str:
+    download = f'folder = snapshot_download("{facts.repo_id}", local_dir="model_folder")  # once, online'
+    more = "from huggingface_hub import snapshot_download"
+    if "transformers" in facts.libraries:
+        return _transformers(facts, "folder", first=download, more=more)
+    return _timm(facts, 'f"local-dir:{folder}"', first=download, more=more)

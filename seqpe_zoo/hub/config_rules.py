@@ -1,0 +1,135 @@
+"""What the files of a model name must be there, and `config.json` must build the model that was trained.
+
+Read from text, without importing torch, timm or transformers: shards of the weights, code named by
+`auto_map`, the siblings that code imports, and the numbers that timm leaves at an architecture's defaults
+unless it is told.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+from typing import Any
+
+
+def reference_problems(folder: Path, names: set[str]) -> list[str]:
+    """Check that what the files name is here: shards of the index, code of the auto_map and its siblings."""
+    problems = []
+    index = _json_object(folder / "model.safetensors.index.json")
+    for shard in sorted(set(index.get("weight_map", {}).values())):
+        if shard not in names:
+            problems.append(f"model.safetensors.index.json names {shard!r}, which is not in the folder")
+    config = _json_object(folder / "config.json")
+    for modules in auto_map_modules(config):
+        if "--" in modules:
+            problems.append(f"config.json: auto_map takes code from another repository ({modules})")
+        elif f"{modules}.py" not in names:
+            problems.append(f"config.json: auto_map names {modules}.py, which is not in the folder")
+    for name in sorted(names):
+        if name.endswith(".py") and not (folder / name).is_symlink():
+            problems += _code_problems(folder / name, names)
+    return problems + [f"config.json: {problem}" for problem in config_problems(config)]
+
+
+def config_problems(config: dict[str, Any]) -> list[str]:
+    """Return what would make a library build another model than the one that was trained."""
+    libraries = libraries_of(config)
+    problems = []
+    if not libraries:
+        problems.append("fits neither timm ('architecture') nor transformers ('model_type')")
+    if "timm" in libraries:
+        problems += _timm_config_problems(config)
+    if str(config.get("model_type", "")).startswith("seqpe_"):
+        mapped = config.get("auto_map") or {}
+        missing = [name for name in ("AutoConfig", "AutoModel") if name not in mapped]
+        problems += [f"auto_map has no {name}: transformers would not find the code" for name in missing]
+        named = {str(reference).rsplit(".", 1)[-1] for reference in mapped.values()}
+        lost = [name for name in config.get("architectures") or [] if name not in named]
+        problems += [f"auto_map does not name {name}, the class that was saved" for name in lost]
+    return problems
+
+
+def _timm_config_problems(config: dict[str, Any]) -> list[str]:
+    """Check what timm's save_for_hf leaves at the architecture's defaults unless it is told."""
+    pretrained, args = config.get("pretrained_cfg") or {}, config.get("model_args") or {}
+    problems = []
+    classes, input_size = pretrained.get("num_classes"), pretrained.get("input_size")
+    if "num_classes" not in config:
+        problems.append("num_classes is missing")
+    elif classes != config["num_classes"]:
+        problems.append(f"num_classes is {config['num_classes']}, but pretrained_cfg says {classes}")
+    if not isinstance(input_size, list) or len(input_size) != 3:
+        problems.append(f"pretrained_cfg needs input_size, three numbers; it has {input_size}")
+    elif (size := args.get("img_size")) is not None:
+        wanted = [size, size] if isinstance(size, int) else list(size)
+        if input_size[1:] != wanted:
+            problems.append(
+                f"model_args say img_size {size}, but pretrained_cfg says input_size {input_size}"
+            )
+    return problems
+
+
+def _code_problems(path: Path, names: set[str]) -> list[str]:
+    try:
+        siblings = sibling_imports(path)
+    except SyntaxError as error:
+        return [f"{path.name}: not Python ({error.msg}, line {error.lineno})"]
+    return [
+        f"{path.name} imports .{s}, but {s}.py is not in the folder"
+        for s in siblings
+        if f"{s}.py" not in names
+    ]
+
+
+def sibling_imports(path: Path) -> list[str]:
+    """Return the sibling modules a portable file imports (`from .name import ...`)."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.level > 0:
+            found.add((node.module or "").split(".")[0])
+    return sorted(found - {""})
+
+
+def code_closure(portable: Path, roots: list[str]) -> list[Path]:
+    """Return the portable files that the modules `roots` need, themselves included."""
+    wanted, found = list(roots), {}
+    while wanted:
+        module = wanted.pop()
+        if module not in found:
+            path = portable / f"{module}.py"
+            if not path.is_file():
+                raise FileNotFoundError(f"portable code has no module {module!r}")
+            found[module] = path
+            wanted += sibling_imports(path)
+    return [found[module] for module in sorted(found)]
+
+
+def auto_map_modules(config: dict[str, Any]) -> list[str]:
+    """Return the modules named in a config's `auto_map`."""
+    modules = set()
+    for value in (config.get("auto_map") or {}).values():
+        for reference in value if isinstance(value, list) else [value]:
+            if isinstance(reference, str):
+                modules.add(reference.rsplit(".", 1)[0])
+    return sorted(modules)
+
+
+def libraries_of(config: dict[str, Any]) -> list[str]:
+    """Return which libraries can load a folder with this `config.json`."""
+    libraries = []
+    if "architecture" in config:
+        libraries.append("timm")
+    if "model_type" in config:
+        libraries.append("transformers")
+    return libraries
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    if path.is_symlink() or not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
