@@ -15,12 +15,9 @@ from typing import Any
 
 def run_after_import(module: str, function: Callable[[], None]) -> None:
     """Runs a function now if the module has been imported, else right after its first import."""
-    loaded = sys.modules.get(module)
-    if loaded is not None and not getattr(loaded.__spec__, "_initializing", False):
+    if module in sys.modules:
         function()
-        return
-    waiting = any(isinstance(finder, _Waiting) and finder.module == module for finder in sys.meta_path)
-    if not waiting:
+    elif not any(isinstance(finder, _Waiting) and finder.module == module for finder in sys.meta_path):
         sys.meta_path.insert(0, _Waiting(module, function))
 
 

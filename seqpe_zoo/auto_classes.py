@@ -7,24 +7,17 @@ Our classes are also marked for saving: `save_pretrained` puts their code beside
 `auto_map`, so that a checkpoint works where this package is not installed (`trust_remote_code=True`).
 """
 
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import ModuleType
 from typing import Any, NamedTuple
+
+from .after_import import run_after_import
 
 
 def register_auto_classes() -> None:
     """Registers our configurations and models now or, if transformers is not imported yet, when it is."""
     for module, register in _AFTER.items():
-        if module in sys.modules:
-            register()
-        elif not any(
-            isinstance(finder, _RunAfterImport) and finder.module == module for finder in sys.meta_path
-        ):
-            sys.meta_path.insert(0, _RunAfterImport(module, register))
+        run_after_import(module, register)
 
 
 def _register_configs() -> None:
@@ -112,43 +105,3 @@ class _LateClasses(dict[Any, Any]):
 
     def items(self) -> list[tuple[Any, Any]]:  # type: ignore[override]
         return [(key, self[key]) for key in self]
-
-
-class _RunAfterImport(MetaPathFinder):
-    """Finds one module as Python would, and runs a function after it was imported."""
-
-    def __init__(self, module: str, function: Callable[[], None]) -> None:
-        self.module, self.function = module, function
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname != self.module:
-            return None
-        for finder in sys.meta_path:
-            spec = None if finder is self else finder.find_spec(fullname, path, target)
-            if spec is not None and spec.loader is not None:
-                sys.meta_path.remove(self)
-                spec.loader = _LoadThenRun(spec.loader, self.function)
-                return spec
-        return None
-
-
-class _LoadThenRun(Loader):
-    """Loads a module with the loader it would have had, then runs a function."""
-
-    def __init__(self, loader: Loader, function: Callable[[], None]) -> None:
-        self.loader, self.function = loader, function
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self.loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        self.loader.exec_module(module)
-        if module.__spec__ is not None:
-            module.__spec__.loader = self.loader
-        module.__loader__ = self.loader
-        self.function()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.loader, name)

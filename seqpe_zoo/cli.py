@@ -13,6 +13,7 @@ from typing import Any
 from . import __version__
 from .evaluation.commands import add_subcommands as add_evaluation_commands
 from .hub.commands import add_subcommands as add_hub_commands
+from .training.commands import add_subcommands as add_training_commands
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -24,7 +25,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"seqpe-zoo {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     _add_own_commands(subparsers)
-    for add_subcommands in (add_evaluation_commands, add_hub_commands):
+    for add_subcommands in (add_training_commands, add_evaluation_commands, add_hub_commands):
         add_subcommands(subparsers)
     return parser
 
