@@ -8,8 +8,10 @@ Python versions: results name the version.
 from __future__ import annotations
 
 import hashlib
+import os
 import sysconfig
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -39,14 +41,15 @@ def stdlib_folder() -> Path:
     return Path(sysconfig.get_paths()["stdlib"])
 
 
-def list_source_files(folder: Path) -> list[Path]:
+@lru_cache(maxsize=4)
+def list_source_files(folder: Path) -> tuple[Path, ...]:
     """Returns the Python files below a folder, sorted by name, without `LEFT_OUT` and very large ones."""
-    return [
-        path
-        for path in sorted(folder.rglob("*.py"))
-        if not LEFT_OUT.intersection(path.relative_to(folder).parts)
-        and 0 < path.stat().st_size <= LARGEST_FILE
-    ]
+    found = []
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name not in LEFT_OUT]
+        paths = (Path(place) / name for name in names if name.endswith(".py"))
+        found += [path for path in paths if 0 < path.stat().st_size <= LARGEST_FILE]
+    return tuple(sorted(found))
 
 
 def is_held_out(name: str, share: float) -> bool:
@@ -74,7 +77,7 @@ def load_stdlib_text(
         DataError: there are no source files (a zipped or stripped library), or one side is empty.
     """
     folder = folder or stdlib_folder()
-    files = list_source_files(folder) if folder.is_dir() else []
+    files = list_source_files(folder) if folder.is_dir() else ()
     if not files:
         raise DataError(
             f"no Python source in {folder}: this interpreter has its standard library zipped or stripped; "

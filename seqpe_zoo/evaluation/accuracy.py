@@ -106,7 +106,7 @@ def evaluate_accuracy(
 
 
 def evaluate_digits(
-    model: ImageModel, digits: DigitImages, resolutions: Sequence[int], batch_size: int = 256
+    model: ImageModel, digits: DigitImages, resolutions: Sequence[int], batch_size: int = 64
 ) -> list[Accuracy]:
     """Measures a classifier on the embedded test digits, upsampled to each resolution."""
     check_resolutions(model, resolutions)
