@@ -286,7 +286,10 @@ class PositionEncoding(nn.Module):
 
     def _fingerprint(self) -> Tuple[Any, ...]:
         """Changes when a parameter is updated, loaded, moved or replaced."""
-        return tuple((p.data_ptr(), p._version, p.dtype) for p in self.parameters())
+        # Parameters made in inference mode have no version: there, only replacing them is noticed.
+        return tuple(
+            (p.data_ptr(), 0 if p.is_inference() else p._version, p.dtype) for p in self.parameters()
+        )
 
     def drop_caches(self) -> None:
         """Forgets everything that was computed for inference."""

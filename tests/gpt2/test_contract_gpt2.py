@@ -396,3 +396,12 @@ def test_table_is_dropped_when_weights_change() -> None:
         model.transformer.wpe.encoder.digit_embedding.mul_(0.5)
         after = model(tokens).logits
     assert (after - before).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("case", ["seqpe_bias_shared", "ape_learn"])
+def test_model_built_in_inference_mode_works(case: str) -> None:
+    """Parameters made there track no version, which tables otherwise watch."""
+    tokens = random_tokens(1, 9)
+    with torch.inference_mode():
+        logits = tiny_model(case)(tokens).logits
+    torch.testing.assert_close(logits, tiny_model(case)(tokens).logits)
