@@ -1,3 +1,5 @@
+import re
+
 import pytest
 
 from seqpe_zoo.cli import main
@@ -8,19 +10,9 @@ def test_help_names_every_command(capsys):
         main(["--help"])
     assert stop.value.code == 0
     text = capsys.readouterr().out
-    for command in (
-        "list",
-        "info",
-        "evaluate",
-        "diagnose",
-        "plot",
-        "stage",
-        "check",
-        "plan",
-        "push",
-        "verify",
-    ):
-        assert command in text
+    commands = "list info demo train evaluate compare diagnose plot stage check plan push verify sync-code"
+    for command in commands.split():
+        assert re.search(rf"^    {command}\b", text, re.MULTILINE), command
 
 
 def test_list_shows_encodings_and_models(capsys):
