@@ -25,7 +25,7 @@ def _add_convert(subparsers: Any) -> None:
         "convert",
         help="turn weights of others into a checkpoint of the zoo",
         description="Turns the authors' release (huayangli/seqpe), timm's and naver-ai's rotary ViTs, or "
-        "GPT-2 into a folder that timm or transformers loads. Every key is checked before anything is written.",
+        "GPT-2 into a folder that timm or transformers loads. Every key is checked before a file is written.",
     )
     parser.add_argument("source", help="folder, Hub id, timm name or weights file")
     parser.add_argument("target", type=Path, help="folder to make; must not exist")
@@ -45,8 +45,8 @@ def _add_graft(subparsers: Any) -> None:
         "graft",
         help="put SeqPE into a trained GPT-2 or ViT, warm",
         description="Replaces the learned position table of a GPT-2 (openai-community/gpt2), or of a ViT or "
-        "DeiT of timm, by SeqPE, fitted to the table, and says how far the logits moved. Fine-tune the result: "
-        "SeqPE then reaches beyond the length or resolution of the table.",
+        "DeiT of timm, by SeqPE, fitted to the table, and says how far the logits moved. Fine-tune the "
+        "result: SeqPE then reaches beyond the length or resolution of the table.",
     )
     parser.add_argument("source", help="folder or Hub id of a GPT-2, or timm name (also local-dir:, hf-hub:)")
     parser.add_argument("target", type=Path, help="folder to make; must not exist")

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 RIDGE = 1e-3
-"""Share of the mean variance that is added to the diagonal when the last layer is corrected. A smaller one
-fits better, with weights so large that the first steps of a fine-tune destroy the fit."""
+"""Variance that is added to the diagonal when the last layer is corrected, whose inputs are normalised to
+about 1. A smaller one fits better, with weights so large that a fine-tune's first steps destroy the fit."""
 
 
 class LayerWeights(NamedTuple):
@@ -94,8 +94,7 @@ def _correct_last_layer(encoder: Any, positions: Tensor, table: Tensor) -> None:
     states = torch.cat(seen)
     mean_state, mean_left = states.mean(dim=0), left.mean(dim=0)
     centred = states - mean_state
-    gram = centred.T @ centred
-    gram += torch.eye(len(gram)) * (RIDGE * gram.diagonal().mean()).clamp_min(1e-12)
+    gram = centred.T @ centred + torch.eye(states.shape[1]) * (RIDGE * len(states))
     weight = torch.linalg.solve(gram, centred.T @ (left - mean_left)).T
     encoder.out.weight.add_(weight)
     encoder.out.bias.add_(mean_left - weight @ mean_state)
