@@ -5,9 +5,10 @@ layer (see `stages.py`) as a second argument, always by place, as gradient check
 here knows which encoding made them.
 """
 
-from typing import Any, Dict, Optional, Type
+from typing import Any, ClassVar, Dict, List, Optional, Tuple, Type
 
 import torch
+import torch.nn.functional as F
 from timm.layers import Attention, maybe_add_mask, resolve_self_attn_mask
 from timm.models.vision_transformer import Block, ParallelScalingBlock, ParallelThingsBlock, ResPostBlock
 from torch import Tensor, nn
@@ -19,6 +20,10 @@ from .stages import AttentionStage
 torch.fx.wrap("attend")  # how scores are added depends on sizes, which torch.fx does not know while it traces
 
 
+LARGEST_KEPT_BIAS = 24 * 2**20
+"""Largest matrix of position scores, in elements, that a layer keeps in inference: ViT-S up to 700 pixels."""
+
+
 class HoldsStage:
     """What all attention with positions shares: the stage of its layer, and what it does with q, k and v."""
 
@@ -27,12 +32,18 @@ class HoldsStage:
     attn_drop: Any
     scale: Any
     training: Any
+    _kept_bias: Optional[Tuple[Tensor, Tensor]] = None
+    __jit_ignored_attributes__: ClassVar[List[str]] = ["_kept_bias"]
 
     def attend_with_positions(
         self, q: Tensor, k: Tensor, v: Tensor, terms: Tensor, attn_mask: Optional[Tensor], is_causal: bool
     ) -> Tensor:
         """Attention over q, k, v (B, H, L, D) of tokens whose terms are (..., L, T); returns (B, H, L, D)."""
         q, k = self.stage.on_query_key(q, k, terms)
+        if not torch.jit.is_scripting():
+            bias = self._bias_of_inference(q, terms)
+            if bias is not None and attn_mask is None and not is_causal:
+                return F.scaled_dot_product_attention(q, k, v, bias)
         factors = self.stage.score_factors(terms, terms)
         if self.fused_attn:
             dropout_p = self.attn_drop.p if self.training else 0.0
@@ -43,6 +54,36 @@ class HoldsStage:
         mask = resolve_self_attn_mask(q.shape[2], scores, attn_mask, is_causal)
         scores = maybe_add_mask(scores, mask)
         return self.attn_drop(scores.softmax(dim=-1)) @ v
+
+    @torch.jit.unused
+    def _bias_of_inference(self, q: Tensor, terms: Tensor) -> Optional[Tensor]:
+        """The multiplied-out position scores (1, H, L, L), computed once while terms are the same tensor.
+
+        Encodings hand out the same terms as long as weights and resolution stay. On the CPU the product costs
+        as much as q k^T itself, and memory is plenty; elsewhere, and for longer sequences, None.
+        """
+        if not self.stage.has_scores or is_being_traced(terms):
+            return None
+        if self.training or torch.is_grad_enabled():
+            self._kept_bias = None
+            return None
+        fits = terms.ndim == 2 and q.shape[1] * terms.shape[0] ** 2 <= LARGEST_KEPT_BIAS
+        if not (fits and self.fused_attn and terms.device.type == "cpu"):
+            return None
+        if self._kept_bias is None or self._kept_bias[0] is not terms or self._kept_bias[1].dtype != q.dtype:
+            with torch.inference_mode(False), torch.autocast("cpu", enabled=False):
+                factors = self.stage.score_factors(terms, terms)
+                bias = score_bias(factors, self.scale, q.dtype).unsqueeze(0)
+            self._kept_bias = (terms, bias)
+        return self._kept_bias[1]
+
+    def __getstate__(self) -> Dict[str, Any]:
+        return {**self.__dict__, "_kept_bias": None}
+
+
+def is_being_traced(x: Any) -> bool:
+    """Whether a graph is being made of what runs, in which nothing may be kept."""
+    return isinstance(x, torch.fx.Proxy) or torch.jit.is_tracing() or torch.compiler.is_compiling()
 
 
 class PositionAttention(HoldsStage, Attention):

@@ -1,11 +1,13 @@
 """Where patches are: grid origins, sizes beyond training, limits, tables of inference, and objectives."""
 
+import pickle
 from typing import Any
 
 import pytest
 import timm
 import torch
 
+from seqpe_zoo.portable import vit_attention
 from seqpe_zoo.portable.encoder import PositionEncoder
 
 from .small_models import SIZES, images, small_vit
@@ -44,8 +46,24 @@ def test_projections_run_once_per_resolution() -> None:
     assert len(calls) == 1
 
 
-def test_update_of_a_weight_is_seen() -> None:
-    model = small_vit()
+def test_scores_of_bias_are_multiplied_out_once_per_resolution(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    original = vit_attention.score_bias
+    monkeypatch.setattr(vit_attention, "score_bias", lambda *args: calls.append(1) or original(*args))
+    model = small_vit("seqpe", {"integration": "bias"}, dynamic_img_size=True)
+    with torch.no_grad():
+        for size in (16, 16, 24, 24):
+            model(images(size, size))
+    assert len(calls) == 2 * len(model.blocks)
+    assert model.blocks[0].attn._kept_bias is not None
+    assert pickle.loads(pickle.dumps(model)).blocks[0].attn._kept_bias is None
+    model.train()(images(24, 24))
+    assert model.blocks[0].attn._kept_bias is None
+
+
+@pytest.mark.parametrize("integration", ["mul", "sum", "bias", "input"])
+def test_update_of_a_weight_is_seen(integration: str) -> None:
+    model = small_vit("seqpe", {"integration": integration})
     x = images()
     with torch.no_grad():
         before = model(x)
