@@ -74,7 +74,7 @@ class RotaryAxial2D(PositionEncoding):
 
 
 def input_table(dim: int, train_shape: Optional[Tuple[int, ...]]) -> LearnedEmbedding:
-    """Builds the learned table that rotary encodings may add to the input; prefix tokens have no row in it."""
+    """Builds the learned table that rotary encodings may add to the input; prefix tokens have no row."""
     return LearnedEmbedding(dim, num_dims=2, train_shape=train_shape)
 
 
