@@ -119,10 +119,15 @@ def key_positions(
         visible = (torch.arange(key_length, device=device) < known).long().unsqueeze(0)
     else:
         visible = _visible_keys(attention_mask, key_length)
-    last = queries.tensor(device)[:, -1:]
+    new = queries.tensor(device)
+    last = new[:, -1:]
     counted = visible.cumsum(dim=-1)
     ids = last - counted[:, -1:] + counted  # the last query is the last visible key
-    if not is_traced() and ids.device.type == "cpu" and bool(((ids < 0) & (counted > 0)).any()):
+    # New tokens keep the positions that they have as queries, whatever the last of them sees of the others.
+    place = torch.arange(key_length, device=device) - past_length
+    is_new = (place >= 0) & (place < queries.length)
+    ids = torch.where(is_new, new[:, place.clamp(0, queries.length - 1)], ids)
+    if not is_traced() and ids.device.type == "cpu" and bool(((ids < 0) & (counted > 0) & ~is_new).any()):
         raise ValueError(_NEGATIVE.format(last=int(last.min()), keys=int(counted.max())))
     return TextPositions(key_length, None, ids.clamp(min=0))
 

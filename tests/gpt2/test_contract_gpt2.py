@@ -157,6 +157,30 @@ def test_mask_of_four_dimensions_works(case: str) -> None:
 
 
 @all_encodings
+@pytest.mark.parametrize("cached", [False, True])
+@torch.no_grad()
+def test_branches_in_one_row_equal_separate_continuations(case: str, cached: bool) -> None:
+    model, begun, branches = tiny_model(case), random_tokens(1, 3), random_tokens(2, 2)
+    tokens = torch.cat([begun, branches.reshape(1, 4)], dim=1)
+    positions = torch.tensor([[0, 1, 2, 3, 4, 3, 4]])
+    mask = torch.ones(7, 7, dtype=torch.bool).tril()
+    mask[5:, 3:5] = False
+    if cached:
+        cache = model(begun, use_cache=True).past_key_values
+        logits = model(
+            tokens[:, 3:],
+            attention_mask=mask[None, None, 3:],
+            position_ids=positions[:, 3:],
+            past_key_values=cache,
+        ).logits
+    else:
+        logits = model(tokens, attention_mask=mask[None, None], position_ids=positions).logits[:, 3:]
+    for branch in range(2):
+        alone = model(torch.cat([begun, branches[branch : branch + 1]], dim=1)).logits[:, 3:]
+        torch.testing.assert_close(logits[:, 2 * branch : 2 * branch + 2], alone, **CLOSE)
+
+
+@all_encodings
 @torch.no_grad()
 def test_packed_texts_equal_separate_texts(case: str) -> None:
     model, first, second = tiny_model(case), random_tokens(1, 5), random_tokens(1, 7)

@@ -87,6 +87,14 @@ def test_free_places_of_a_fixed_cache_get_legal_positions(kind: str) -> None:
     assert listed(key_positions(queries, torch.tensor(3), 6, mask, CPU)) == [[0, 1, 2, 3, 3, 3]]
 
 
+def test_branches_after_a_shared_beginning_keep_their_positions() -> None:
+    """Two continuations of three cached tokens in one row, as in tree-like decoding."""
+    mask = torch.tensor([[1, 1, 1, 1, 1, 0, 0], [1, 1, 1, 0, 0, 1, 1]], dtype=torch.bool)
+    mask = mask.repeat_interleave(2, dim=0).view(1, 1, 4, 7)
+    queries = query_positions(4, 3, torch.tensor([[3, 4, 3, 4]]), mask, CPU)
+    assert listed(key_positions(queries, 3, 7, mask, CPU)) == [[0, 1, 2, 3, 4, 3, 4]]
+
+
 def test_texts_in_one_row_are_told_apart_by_positions_that_start_again() -> None:
     again = packed_positions(torch.tensor([[0, 1, 2, 0, 1, 0]]))
     assert again is not None
