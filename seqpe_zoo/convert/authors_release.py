@@ -45,11 +45,23 @@ def convert_authors(
     """
     if target.exists():
         raise ConversionError(f"{target} exists; give a new name, nothing is overwritten")
+    converted = load_authors(source, subfolder, revision, weights, train_length)
+    write_checkpoint(converted, target)
+    return converted
+
+
+def load_authors(
+    source: str,
+    subfolder: str | None = None,
+    revision: str | None = None,
+    weights: str | None = None,
+    train_length: int | None = None,
+) -> Converted:
+    """Builds our model from a run of the release, without writing anything; as `convert_authors`."""
     run = read_authors_folder(find_folder(source, subfolder, revision), weights)
     converted = build_from_run(run, train_length)
     origin = {"source": public_name(source), "subfolder": subfolder, "revision": revision}
     converted.record.update({key: value for key, value in origin.items() if value})
-    write_checkpoint(converted, target)
     return converted
 
 

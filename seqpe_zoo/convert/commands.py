@@ -37,6 +37,7 @@ def _add_convert(subparsers: Any) -> None:
     )
     parser.add_argument("--train-length", type=int, help="of a text run whose files do not tell it")
     parser.add_argument("--image-size", type=int, default=224, help="of a file of naver-ai (224)")
+    _add_library(parser)
     parser.set_defaults(handler=_explaining(_convert))
 
 
@@ -66,7 +67,14 @@ def _add_graft(subparsers: Any) -> None:
     parser.add_argument("--fit-steps", type=int, default=500, help="of fitting the encoder (500)")
     parser.add_argument("--revision", help="of a Hub repository")
     parser.add_argument("--seed", type=int, default=0)
+    _add_library(parser)
     parser.set_defaults(handler=_explaining(_graft))
+
+
+def _add_library(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--library", choices=("timm", "transformers"), default="timm", help="that loads a ViT (timm)"
+    )
 
 
 def _explaining(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
@@ -90,30 +98,26 @@ def _explaining(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.
 
 
 def _convert(arguments: argparse.Namespace) -> int:
-    from .zoo_checkpoint import write_checkpoint
-
     kind = arguments.format or guess_format(arguments.source, arguments.subfolder)
     if kind == "authors":
-        from .authors_release import convert_authors
+        from .authors_release import load_authors
 
-        converted = convert_authors(
+        converted = load_authors(
             arguments.source,
-            arguments.target,
             arguments.subfolder,
             arguments.revision,
             arguments.weights,
             arguments.train_length,
         )
+    elif kind == "timm":
+        from .timm_rope import convert_timm_rope
+
+        converted = convert_timm_rope(arguments.source, arguments.image_size)
     else:
-        if kind == "timm":
-            from .timm_rope import convert_timm_rope
+        from .gpt2 import convert_gpt2
 
-            converted = convert_timm_rope(arguments.source, arguments.image_size)
-        else:
-            from .gpt2 import convert_gpt2
-
-            converted = convert_gpt2(arguments.source, arguments.revision)
-        write_checkpoint(converted, arguments.target)
+        converted = convert_gpt2(arguments.source, arguments.revision)
+    converted = _write(converted, arguments)
     count = sum(converted.record["tensors"].values())
     _say(f"{arguments.target}: {count} tensors of {converted.record['format']} for {converted.library}")
     for name in converted.record["left_out"]:
@@ -125,7 +129,7 @@ def _convert(arguments: argparse.Namespace) -> int:
 def _graft(arguments: argparse.Namespace) -> int:
     from .graft import graft_gpt2, graft_vit
     from .graft_sources import load_for_graft, text_probe
-    from .zoo_checkpoint import public_name, write_checkpoint
+    from .zoo_checkpoint import public_name
 
     options = parse_options(arguments.option)
     source = load_for_graft(arguments.source, arguments.revision)
@@ -143,12 +147,23 @@ def _graft(arguments: argparse.Namespace) -> int:
         if source.tokenizer is not None:
             converted.companions.append(source.tokenizer)
     converted.record["source"] = public_name(arguments.source)
-    write_checkpoint(converted, arguments.target)
+    converted = _write(converted, arguments)
     for line in report.lines():
         _say(line)
     _say_how_to_load(converted, arguments.target)
     _say("next: fine-tune it; beyond the old table it knows nothing yet")
     return 0
+
+
+def _write(converted: Any, arguments: argparse.Namespace) -> Any:
+    """Writes the checkpoint for the library asked for, and returns what was written."""
+    from .vit_formats import vit_for_transformers
+    from .zoo_checkpoint import write_checkpoint
+
+    if converted.library == "timm" and arguments.library == "transformers":
+        converted = vit_for_transformers(converted)
+    write_checkpoint(converted, arguments.target)
+    return converted
 
 
 def guess_format(source: str, subfolder: str | None) -> str:
@@ -206,4 +221,5 @@ def _say_how_to_load(converted: Any, target: Path) -> None:
     if converted.library == "timm":
         _say(f'load it: import seqpe_zoo, timm; timm.create_model("local-dir:{target}", pretrained=True)')
     else:
-        _say(f'load it: AutoModelForCausalLM.from_pretrained("{target}", trust_remote_code=True)')
+        kind = "CausalLM" if converted.model.config.model_type.endswith("gpt2") else "ImageClassification"
+        _say(f'load it: AutoModelFor{kind}.from_pretrained("{target}", trust_remote_code=True)')
