@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..evaluation.model_loading import find_position_encoding
 from ..evaluation.report import Measurement, Report, typed_command
 from .callbacks import AverageWeights, Progress, StopOnSignal, format_seconds
 from .checkpoints import last_complete_checkpoint, list_checkpoints, remove_incomplete
@@ -104,6 +105,10 @@ def build_trainer(
 
     listener = kwargs.pop("listener", None)
     if job.config.freeze_position_encoder:
+        if find_position_encoding(job.model) is None:
+            raise ConfigError(
+                "training.freeze_position_encoder: this model has no position encoding of seqpe_zoo"
+            )
         freeze_position_encoding(job.model)
     trainer = JobTrainer(
         job.config,

@@ -92,6 +92,7 @@ def training_arguments(
         bf16=config.precision == "bf16",
         fp16=config.precision == "fp16",
         seed=config.seed,
+        data_seed=config.seed,
         logging_steps=config.log_every,
         eval_strategy="steps" if evaluates else "no",
         eval_steps=config.evaluate_every if evaluates else None,

@@ -348,3 +348,23 @@ def test_shift_and_objectives_are_off_in_validation(tmp_path: Path) -> None:
     trainer, _, _ = build_trainer(train_gpt2_job(load_run(recipe)), **NOTHING)
     values = {trainer.evaluate()["eval_perplexity"] for _ in range(3)}
     assert len(values) == 1
+
+
+def test_freezing_what_is_not_there_is_refused(tmp_path: Path) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    from seqpe_zoo.data.byte_tokenizer import build_byte_tokenizer
+
+    GPT2LMHeadModel(GPT2Config(vocab_size=256, n_embd=32, n_layer=1, n_head=2)).save_pretrained(
+        tmp_path / "gpt2"
+    )
+    build_byte_tokenizer().save_pretrained(tmp_path / "gpt2")
+    content = {
+        "task": "finetune_gpt2",
+        "model": {"checkpoint": str(tmp_path / "gpt2")},
+        "data": {"source": "stdlib", "length": 32, "max_train_tokens": 500, "max_validation_tokens": 500},
+        "training": {"output": str(tmp_path / "run"), "steps": 1, "freeze_position_encoder": True},
+    }
+    job = finetune_gpt2_job(load_run(write_recipe(tmp_path, content, {})))
+    with pytest.raises(ConfigError, match="no position encoding of seqpe_zoo"):
+        run_job(job, **NOTHING)
