@@ -84,6 +84,10 @@ def _seqpe_options(config: Mapping[str, Any], method: str) -> dict[str, Any]:
     # Images count their universe over the flattened grid: 10000 is 100 x 100.
     universe, dims = int(_need(config, "PE_MAX_POSITION")), int(_need(config, "PE_DATA_DIM"))
     options["max_position"] = universe if dims == 1 else math.isqrt(universe)
+    if int(config.get("PE_OUT_PROJ_DIM", 0)) % int(options["encoder_heads"]):
+        options["ood_heads"] = 1  # vectors of one shared head may not split into those of the encoder
+    if "SEQPE_DIST_SAMPLE_RANGE" in config:
+        options["local_range"] = int(config["SEQPE_DIST_SAMPLE_RANGE"])
     if "SEQPE_SCALAR_SCALE" in config and options["integration"] == "bias":
         options["bias_scale"] = float(config["SEQPE_SCALAR_SCALE"])
     return options
