@@ -11,6 +11,7 @@ from dataclasses import fields
 from typing import Any
 
 from . import __version__
+from .convert.commands import add_subcommands as add_convert_commands
 from .evaluation.commands import add_subcommands as add_evaluation_commands
 from .hub.commands import add_subcommands as add_hub_commands
 from .training.commands import add_subcommands as add_training_commands
@@ -25,7 +26,12 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"seqpe-zoo {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     _add_own_commands(subparsers)
-    for add_subcommands in (add_training_commands, add_evaluation_commands, add_hub_commands):
+    for add_subcommands in (
+        add_training_commands,
+        add_evaluation_commands,
+        add_convert_commands,
+        add_hub_commands,
+    ):
         add_subcommands(subparsers)
     return parser
 

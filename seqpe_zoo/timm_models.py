@@ -201,13 +201,16 @@ def adapt_checkpoint(
     """Fits a checkpoint, ours or of a plain timm ViT or DeiT, to a model with a position encoding.
 
     A table `pos_embed` becomes that of 'ape_learn'. Where the model has another encoding, the table is left
-    out and the encoding keeps its fresh weights; a message says so.
+    out and the encoding keeps its fresh weights; a message says so. Weights that transformers saved have
+    timm's names behind `vit.`; they load as well, so that one file can serve both libraries.
 
     Args:
         state_dict: the checkpoint.
         model: the model that will load it.
         filter_fn: timm's filter for the architecture.
     """
+    if state_dict and all(name.startswith("vit.") for name in state_dict):
+        state_dict = {name.removeprefix("vit."): tensor for name, tensor in state_dict.items()}
     encoding = model.position_encoding
     rows = math.prod(encoding.train_shape)
     prefix_tokens = 0 if model.no_embed_class else model.num_prefix_tokens

@@ -10,7 +10,8 @@ def test_help_names_every_command(capsys):
         main(["--help"])
     assert stop.value.code == 0
     text = capsys.readouterr().out
-    commands = "list info demo train evaluate compare diagnose plot stage check plan push verify sync-code"
+    commands = "list info demo train evaluate compare diagnose plot convert graft stage check plan push"
+    commands += " verify sync-code"
     for command in commands.split():
         assert re.search(rf"^    {command}\b", text, re.MULTILINE), command
 

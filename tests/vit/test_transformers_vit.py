@@ -109,6 +109,21 @@ def test_model_is_the_timm_model() -> None:
         assert torch.equal(model(x, start=(3, 9)).logits, twin(x, start=(3, 9)))
 
 
+def test_timm_reads_the_weights_that_transformers_saved(tmp_path: Path) -> None:
+    model = tiny_classifier("seqpe")
+    model.save_pretrained(tmp_path)
+    twin = timm.create_model(
+        "vit_small_patch16_pe_224",
+        pretrained=True,
+        pretrained_cfg_overlay={"file": str(tmp_path / "model.safetensors"), "num_classes": 5},
+        num_classes=5,
+        **model.config.vit_arguments(),
+    ).eval()
+    x = images()
+    with torch.no_grad():
+        assert torch.equal(model(x).logits, twin(x))
+
+
 def test_weights_that_are_missing_are_initialised(tmp_path: Path) -> None:
     tiny_classifier(vit_args={"init_values": 0.5}).save_pretrained(tmp_path)
     model = AutoModelForImageClassification.from_pretrained(
