@@ -16,6 +16,9 @@ from benchmarks.report import Row, write_results
 
 SECTIONS = {
     "core": "Position encoder",
+    "vit": "ViT-S against timm",
+    "gpt2": "GPT-2 124M against transformers",
+    "training": "Our trainer against a loop by hand",
 }
 RESULTS = Path(__file__).parent / "RESULTS.md"
 
