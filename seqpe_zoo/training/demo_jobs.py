@@ -10,10 +10,11 @@ TEXT_MULTIPLES = (1, 2, 4, 8, 16)
 TEXT_STEPS = 480
 IMAGE_RESOLUTION = 16
 IMAGE_MULTIPLES = (1.0, 1.5, 2.0, 3.0)
-IMAGE_STEPS = 1100
+IMAGE_STEPS = 1000
 
-# The paper's encoder is sized for models a thousand times larger; 480 steps are few for it to learn to count.
-# Without dropout, and with position scores weighted four times, it catches up within them.
+# With the paper's settings a model this small needs more than these few steps before its encoder has learned
+# to count (perplexity 9.6 at the training length after 500 steps). Without dropout in the encoder, and with
+# position scores weighted four times, it learns as fast as its rivals (6.6).
 _TEXT_SEQPE = {
     "num_digits": 4,
     "max_position": 2000,
@@ -86,7 +87,7 @@ def demo_recipe(job: DemoJob, output: str, scale: float, seed: int) -> dict[str,
         "steps": steps,
         "batch_size": 32,
         "evaluation_batch_size": 64,
-        "learning_rate": 3e-3 if is_text else 2e-3,
+        "learning_rate": 3e-3 if is_text else 1e-3,
         "schedule": "linear" if is_text else "cosine",
         "warmup_steps": max(1, steps // 20),
         "weight_decay": 0.01 if is_text else 0.05,
