@@ -267,7 +267,8 @@ class PositionEncoding(nn.Module):
         encoded = self.encode_prefix(encoded, num_prefix)
         layers = self.layer_terms(encoded)
         if rows is not None:
-            laid_out = {id(terms): terms[rows] for terms in layers}  # layers that share W_PE share one tensor
+            # Layers that share W_PE share one tensor.
+            laid_out = {id(terms): terms.index_select(0, rows) for terms in layers}
             layers = [laid_out[id(terms)] for terms in layers]
             encoded = encoded[rows]
         return Prepared(encoded, layers), losses

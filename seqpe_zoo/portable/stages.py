@@ -15,8 +15,9 @@ from torch import Tensor, nn
 def split_terms(terms: Tensor, num_heads: int) -> Tuple[Tensor, Tensor]:
     """Splits terms (..., L, 2 * H * D) into the query's and the key's part, each (..., H, L, D)."""
     width = terms.shape[-1] // (2 * num_heads)
-    halves = terms.unflatten(-1, [2, num_heads, width])  # (..., L, 2, H, D)
-    return halves.select(-3, 0).transpose(-3, -2), halves.select(-3, 1).transpose(-3, -2)
+    # One unbind, whose gradient is one stack; two selects would each fill a tensor with zeros in backward.
+    halves = terms.unflatten(-1, [2, num_heads, width]).unbind(-3)  # (..., L, H, D) each
+    return halves[0].transpose(-3, -2), halves[1].transpose(-3, -2)
 
 
 class AttentionStage(nn.Module):
