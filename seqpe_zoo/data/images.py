@@ -84,8 +84,7 @@ def _split_path(source: Path, split: str) -> Path:
     if not source.is_dir():
         raise DataError(
             f"{source} does not exist; give a folder with {split}/CLASS/*.jpg, a tar file, or a reader and "
-            "a name "
-            "as hfds/ORG/NAME or wds/NAME"
+            "a name as hfds/ORG/NAME or wds/NAME"
         )
     synonyms = next((names for names in (_TRAIN_SYNONYM, _EVAL_SYNONYM) if split in names), {split: None})
     names = [split, *(name for name in synonyms if name != split)]

@@ -29,8 +29,7 @@ def _add_evaluate(subparsers: Any) -> None:
         help="measure models at many lengths or resolutions",
         description="Measures any model that transformers or timm can load: perplexity by length, accuracy "
         "by resolution, or question answering. Writes results.json, a Markdown table with the paper's "
-        "numbers "
-        "beside ours, and a plot.",
+        "numbers beside ours, and a plot.",
     )
     parser.add_argument("models", nargs="+", metavar="[LABEL=]MODEL", help="folder, Hub id or timm name")
     parser.add_argument(

@@ -51,8 +51,7 @@ def check_lengths(model: nn.Module, lengths: Sequence[int]) -> None:
     if isinstance(table, nn.Embedding) and max(lengths) > table.num_embeddings:
         raise DataError(
             f"length {max(lengths)} is beyond the {table.num_embeddings} positions that this model has "
-            "learned; "
-            "measure shorter lengths"
+            "learned; measure shorter lengths"
         )
 
 
@@ -85,8 +84,7 @@ def evaluate_perplexity(
     if int(stream.max()) >= vocabulary:
         raise DataError(
             f"token {int(stream.max())} is beyond the model's vocabulary of {vocabulary}: the text was cut "
-            "with "
-            "another tokenizer than the model's"
+            "with another tokenizer than the model's"
         )
     was_training = model.training
     model.eval()

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from .averaging import WeightAverage
@@ -39,6 +40,11 @@ class StopOnSignal(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> TrainerControl:
+        if args.world_size > 1:
+            # The signal reaches processes at different steps; they must stop at the same one.
+            asked = torch.tensor(int(self.asked), device=args.device)
+            torch.distributed.all_reduce(asked, torch.distributed.ReduceOp.MAX)
+            self.asked = bool(asked)
         if self.asked:
             control.should_save = control.should_training_stop = True
         return control

@@ -108,6 +108,5 @@ def check_room(folder: Path, needed: int) -> None:
     if free < needed:
         raise DiskFullError(
             f"a checkpoint needs {needed / 2**20:,.0f} MiB and {free / 2**20:,.0f} MiB are free on the disk "
-            "of "
-            f"{folder}; make room, or give another training.output, and start again with --resume"
+            f"of {folder}; make room, or give another training.output, and start again with --resume"
         )

@@ -69,10 +69,9 @@ def write_demo_report(report: Report, jobs: list[DemoJob], output: Path) -> Path
     parts = [
         "<h1>Position encodings beyond the context they were trained on</h1>",
         "<p>Tiny models, trained by this demo a moment ago on data that every Python installation has: the "
-        "source "
-        "of the standard library as bytes, and scikit-learn's handwritten digits. Within a task, models "
-        "differ in "
-        "their position encoding only. One seed, one learning rate: an illustration, not a benchmark.</p>",
+        "source of the standard library as bytes, and scikit-learn's handwritten digits. Within a task, "
+        "models differ in their position encoding only. One seed, one learning rate: an illustration, not "
+        "a benchmark.</p>",
         f"<pre>{html.escape(report.command)}</pre>",
     ]
     for task, metric, axis, trained_at, title in SECTIONS:
@@ -98,8 +97,8 @@ def write_demo_report(report: Report, jobs: list[DemoJob], output: Path) -> Path
         parts += _image_heatmaps(output)
         parts.append(
             "<p class=note>The digits have 8 x 8 pixels; larger sizes are upsampled and hold no further "
-            "detail. That "
-            "favours encodings that stretch with the picture, as interpolated APE-learn does.</p>"
+            "detail. That favours encodings that stretch with the picture, as interpolated APE-learn "
+            "does.</p>"
         )
     parts += _loading(jobs)
     body = "\n".join(parts)
@@ -146,9 +145,8 @@ def _text_heatmaps(output: Path) -> list[str]:
     return [
         "<h2>Similarity of position vectors, text</h2>",
         "<p>Dot products of the vectors of all pairs of positions (the paper's Figure 2). Without "
-        "objectives, positions "
-        "that share digits look alike though they are far apart; with them, similarity falls with "
-        "distance.</p>",
+        "objectives, positions that share digits look alike though they are far apart; with them, "
+        "similarity falls with distance.</p>",
         picture(plot_similarity(matrices), "similarity of positions"),
         html_table(header, rows),
     ]

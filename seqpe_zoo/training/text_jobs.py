@@ -55,8 +55,7 @@ def load_tokenizer(name: str) -> Any:
         reason = str(error).splitlines()[0]
         raise DataError(
             f"cannot load the tokenizer {name!r}: {reason}. Without access to the Hub, set model.tokenizer "
-            "to a "
-            "folder with vocab.json and merges.txt, or to bytes"
+            "to a folder with vocab.json and merges.txt, or to bytes"
         ) from error
 
 

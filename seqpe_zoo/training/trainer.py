@@ -258,8 +258,7 @@ class ZooTrainer(Trainer):
             kept = [path.name for path in list_checkpoints(run)]
             raise DiskFullError(
                 f"the disk of {run} is full: checkpoint-{self.state.global_step} could not be written and "
-                "was "
-                f"removed; kept: {', '.join(kept) or 'none'}. Make room and start again with --resume"
+                f"was removed; kept: {', '.join(kept) or 'none'}. Make room and start again with --resume"
             ) from error
         if self.args.should_save:
             rotate(run, self.run_config.keep_checkpoints, [self.state.best_model_checkpoint])
