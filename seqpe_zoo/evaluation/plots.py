@@ -79,6 +79,8 @@ def plot_grid_heatmaps(heatmaps: Mapping[tuple[int, int], Tensor], title: str = 
         axes.imshow(heatmap.float().cpu().numpy(), cmap="viridis", interpolation="nearest")
         axes.plot(position[1], position[0], marker="x", color="white", markersize=6)
         axes.set_title(str(position), fontsize=9)
+        axes.set_xticks([0, heatmap.shape[1] - 1])
+        axes.set_yticks([0, heatmap.shape[0] - 1])
         axes.tick_params(labelsize=6)
     if title:
         figure.suptitle(title, fontsize=10)

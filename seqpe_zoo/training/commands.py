@@ -60,8 +60,9 @@ def _train(options: argparse.Namespace) -> int:
 def _demo(options: argparse.Namespace) -> int:
     from ..data.errors import DataError
     from .demo import run_demo
-    from .launch import say
+    from .launch import quiet_libraries, say
 
+    quiet_libraries()
     try:
         return run_demo(options.output, options.processes, options.scale, options.only, options.seed)
     except DataError as error:

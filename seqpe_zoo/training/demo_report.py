@@ -19,7 +19,7 @@ from ..evaluation.position_space import (
     position_vectors,
 )
 from ..evaluation.report import Report, by_model, extrapolation_rows
-from .demo_jobs import IMAGE_RESOLUTION, TEXT_LENGTH, TEXT_MULTIPLES, DemoJob
+from .demo_jobs import IMAGE_MULTIPLES, IMAGE_RESOLUTION, TEXT_LENGTH, TEXT_MULTIPLES, DemoJob
 
 SECTIONS = (
     ("text-generation", "perplexity", "length", TEXT_LENGTH, "Text: perplexity, lower is better"),
@@ -144,9 +144,9 @@ def _text_heatmaps(output: Path) -> list[str]:
     ]
     return [
         "<h2>Similarity of position vectors, text</h2>",
-        "<p>Dot products of the vectors of all pairs of positions (the paper's Figure 2). Without "
-        "objectives, positions that share digits look alike though they are far apart; with them, "
-        "similarity falls with distance.</p>",
+        "<p>Dot products of the vectors of all pairs of positions. In the paper's Figure 2, positions that "
+        "share digits look alike without objectives, however far apart; with them, similarity falls with "
+        "distance. The table says how far that holds here.</p>",
         picture(plot_similarity(matrices), "similarity of positions"),
         html_table(header, rows),
     ]
@@ -157,11 +157,12 @@ def _image_heatmaps(output: Path) -> list[str]:
 
     parts = [
         "<h2>Similarity of position vectors, images</h2>",
-        "<p>Five positions of a grid, and how similar all others are to each (the paper's Figure 4).</p>",
+        "<p>Five positions of a grid three times as large as in training, and how similar all others are to "
+        "each (the paper's Figure 4).</p>",
     ]
     for name, title in (("vit_seqpe", "SeqPE"), ("vit_ape_learn", "APE-learn")):
         encoding = encoding_with_vectors(load_image_model(str(output / MODELS / name)).model)
-        side = encoding.train_shape[0]
+        side = int(encoding.train_shape[0] * max(IMAGE_MULTIPLES))
         parts.append(
             picture(plot_grid_heatmaps(grid_heatmaps(encoding, side), title), f"{title}, {side} x {side}")
         )

@@ -126,4 +126,5 @@ def quiet_libraries() -> None:
 
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("seqpe_zoo").setLevel(logging.INFO if is_main_process() else logging.ERROR)
+    logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)  # enums of an optional library
     transformers_logging.disable_progress_bar()
