@@ -38,9 +38,9 @@ def main() -> None:
         module = importlib.import_module(f"benchmarks.{name}")
         sections[SECTIONS[name]] = module.run(options.full)
         _show(SECTIONS[name], sections[SECTIONS[name]])
-    if options.only is None:
-        command = f"python -m benchmarks.run --{'full' if options.full else 'short'}"
-        write_results(sections, command, RESULTS)
+        if options.only is None:  # after each section, so that an interrupted run keeps what it measured
+            command = f"python -m benchmarks.run --{'full' if options.full else 'short'}"
+            write_results(sections, command, RESULTS)
 
 
 def _show(title: str, rows: list[Row]) -> None:
