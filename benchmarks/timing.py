@@ -10,6 +10,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -71,9 +72,22 @@ def compare(
 
 def peak_memory_of(function: Callable[[], object]) -> int:
     """Bytes by which the process's peak memory rose during a call; call it in a fresh process."""
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak_memory()
     function()
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    return peak_memory() - before
+
+
+def peak_memory() -> int:
+    """Peak memory of this process in bytes.
+
+    Linux's own high-water mark, not `ru_maxrss`, which is inherited from the process that started this one.
+    """
+    status = Path("/proc/self/status")
+    if status.exists():
+        marks = [line.split()[1] for line in status.read_text().splitlines() if line.startswith("VmHWM")]
+        if marks:
+            return int(marks[0]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def with_threads(count: int, function: Callable[[], object]) -> None:
