@@ -52,21 +52,22 @@ class Row:
         return cls(what, f"{number:.2f} {unit}", f"below {bar:g} {unit}", number < bar)
 
 
-def write_results(sections: dict[str, list[Row]], command: str, target: Path) -> None:
-    """Writes all sections as one Markdown page."""
-    lines = [
-        "# Benchmark results",
-        "",
-        f"Measured by `{command}`. Medians of ratios within interleaved rounds, [lowest to highest].",
-        "",
-        f"Machine: {_machine()}. " + ", ".join(f"{name} {version(name)}" for name in PACKAGES) + ".",
-    ]
-    for title, rows in sections.items():
-        lines += ["", f"## {title}", "", "| what | measured | bar | reached |", "|---|---|---|---|"]
-        for row in rows:
-            reached = "" if row.reached is None else "yes" if row.reached else "**no**"
-            lines.append(f"| {row.what} | {row.measured} | {row.bar} | {reached} |")
-    target.write_text("\n".join(lines) + "\n")
+def write_section(title: str, rows: list[Row], command: str, target: Path) -> None:
+    """Writes one section of the page, in the place of an older one of the same title; the others stay."""
+    lines = [f"## {title}", "", f"Measured by `{command}`.", "", "| what | measured | bar | reached |"]
+    lines.append("|---|---|---|---|")
+    for row in rows:
+        reached = "" if row.reached is None else "yes" if row.reached else "**no**"
+        lines.append(f"| {row.what} | {row.measured} | {row.bar} | {reached} |")
+    versions = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
+    head = (
+        "# Benchmark results\n\nMedians of ratios within interleaved rounds, [lowest to highest].\n\n"
+        f"Machine: {_machine()}. {versions}."
+    )
+    sections = target.read_text().strip().split("\n\n## ")[1:] if target.exists() else []
+    bodies = {section.splitlines()[0]: f"## {section}" for section in sections}
+    bodies[title] = "\n".join(lines)
+    target.write_text("\n\n".join([head, *bodies.values()]) + "\n")
 
 
 def _machine() -> str:

@@ -2,7 +2,7 @@
 
 python -m benchmarks.run --short          # under ten minutes
 python -m benchmarks.run --full           # everything
-python -m benchmarks.run --only core      # one section; the page is printed, not written
+python -m benchmarks.run --only core      # one section; the others of the page stay
 """
 
 import argparse
@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.report import Row, write_results
+from benchmarks.report import Row, write_section
 
 SECTIONS = {
     "core": "Position encoder",
@@ -33,14 +33,12 @@ def main() -> None:
     length.add_argument("--full", action="store_true", help="all sizes, more repetitions")
     parser.add_argument("--only", choices=SECTIONS, nargs="+", help="measure these sections alone")
     options = parser.parse_args()
-    sections: dict[str, list[Row]] = {}
+    command = f"python -m benchmarks.run --{'full' if options.full else 'short'}"
     for name in options.only or SECTIONS:
-        module = importlib.import_module(f"benchmarks.{name}")
-        sections[SECTIONS[name]] = module.run(options.full)
-        _show(SECTIONS[name], sections[SECTIONS[name]])
-        if options.only is None:  # after each section, so that an interrupted run keeps what it measured
-            command = f"python -m benchmarks.run --{'full' if options.full else 'short'}"
-            write_results(sections, command, RESULTS)
+        rows = importlib.import_module(f"benchmarks.{name}").run(options.full)
+        _show(SECTIONS[name], rows)
+        # After each section, so that an interrupted run keeps what it measured.
+        write_section(SECTIONS[name], rows, f"{command} --only {name}" if options.only else command, RESULTS)
 
 
 def _show(title: str, rows: list[Row]) -> None:
