@@ -12,8 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 
 @dataclass(frozen=True)
 class Ratio:
@@ -88,13 +86,3 @@ def peak_memory() -> int:
         if marks:
             return int(marks[0]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def with_threads(count: int, function: Callable[[], object]) -> None:
-    """Calls a function with torch limited to some threads."""
-    previous = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        function()
-    finally:
-        torch.set_num_threads(previous)
