@@ -13,6 +13,7 @@ from seqpe_zoo.auto_classes import register_auto_classes
 from seqpe_zoo.portable.configuration_seqpe_gpt2 import AUTO_MAP, SeqPEGPT2Config
 from seqpe_zoo.portable.modeling_seqpe_gpt2 import SeqPEGPT2LMHeadModel, SeqPEGPT2Model
 from tests.gpt2.cases import tiny_config, tiny_model
+from tests.without_package import PREAMBLE
 
 REPOSITORY = Path(__file__).parents[2]
 PORTABLE = REPOSITORY / "seqpe_zoo" / "portable"
@@ -31,20 +32,9 @@ assert type(AutoModelForCausalLM.from_config(config)).__name__ == "SeqPEGPT2LMHe
 assert type(AutoModel.from_config(config)).__name__ == "SeqPEGPT2Model"
 """
 
-LOAD_REMOTE_CODE = """
-import socket, sys
-from pathlib import Path
-
-class Hidden:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] == "seqpe_zoo":
-            raise ImportError("seqpe_zoo is hidden")
-
-def refuse(*args, **kwargs):
-    raise OSError("no network in this test")
-
-sys.meta_path.insert(0, Hidden())
-socket.socket.connect = refuse
+LOAD_REMOTE_CODE = (
+    PREAMBLE
+    + """
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
@@ -70,6 +60,7 @@ for folder in sorted(source.iterdir()):
     assert type(again).__name__ == "SeqPEGPT2LMHeadModel"
 print("all equal")
 """
+)
 
 
 @pytest.fixture(autouse=True)

@@ -24,26 +24,16 @@ from transformers import (
 from seqpe_zoo.auto_classes import register_auto_classes
 from seqpe_zoo.portable.configuration_seqpe_vit import AUTO_MAP, SeqPEViTConfig
 from seqpe_zoo.portable.modeling_seqpe_vit import SeqPEViTForImageClassification, SeqPEViTModel
+from tests.without_package import PREAMBLE
 
 from .small_models import ENCODINGS, enliven, images
 
 REPOSITORY = Path(__file__).parents[2]
 encodings = pytest.mark.parametrize(("name", "options"), ENCODINGS)
 
-LOAD_REMOTE_CODE = """
-import socket, sys
-from pathlib import Path
-
-class Hidden:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] == "seqpe_zoo":
-            raise ImportError("seqpe_zoo is hidden")
-
-def refuse(*args, **kwargs):
-    raise OSError("no network in this test")
-
-sys.meta_path.insert(0, Hidden())
-socket.socket.connect = refuse
+LOAD_REMOTE_CODE = (
+    PREAMBLE
+    + """
 import torch
 from PIL import Image
 from transformers import AutoConfig, AutoModel, AutoModelForImageClassification, pipeline
@@ -67,6 +57,7 @@ for folder in sorted(source.iterdir()):
     torch.save(expected, copies / folder.name / "expected.pt")
 print("all equal")
 """
+)
 
 
 @pytest.fixture(autouse=True)
