@@ -121,7 +121,8 @@ def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 @torch.jit.unused
 def _pairs_are_complex(x: Tensor) -> bool:
     """Whether pairs can be read as complex numbers: outside of graphs, in full precision, side by side."""
-    if torch.compiler.is_compiling() or torch.jit.is_tracing() or x.dtype != torch.float32:
+    in_graph = isinstance(x, torch.fx.Proxy) or torch.jit.is_tracing() or torch.compiler.is_compiling()
+    if in_graph or x.dtype != torch.float32:
         return False
     steps = [x.storage_offset(), *x.stride()[:-1]]
     return bool(x.stride(-1) == 1 and all(step % 2 == 0 for step in steps))
