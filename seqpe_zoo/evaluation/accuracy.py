@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from ..data.digits_images import DigitImages, normalise_digits, resize_images
 from ..data.errors import DataError
 from ..data.images import evaluation_transform
+from ..data.small_images import SmallImages
 from .model_loading import ImageModel, find_position_encoding
 
 
@@ -105,17 +105,30 @@ def evaluate_accuracy(
     return results
 
 
-def evaluate_digits(
-    model: ImageModel, digits: DigitImages, resolutions: Sequence[int], batch_size: int = 64
+def evaluate_small_images(
+    model: ImageModel,
+    small: SmallImages,
+    split: str,
+    resolutions: Sequence[int],
+    batch_size: int = 64,
+    max_images: int | None = None,
 ) -> list[Accuracy]:
-    """Measures a classifier on the embedded test digits, upsampled to each resolution."""
+    """Measures a classifier on a set in memory, upsampled to each resolution.
+
+    Args:
+        model: from `load_image_model`.
+        small: from `open_small_images`.
+        split: of the set.
+        resolutions: sides in pixels; must be divisible by the patch size.
+        batch_size: pictures at a time.
+        max_images: use the first ones only, so many.
+    """
     check_resolutions(model, resolutions)
+    chosen = small.split(split)
+    images, labels = chosen.images[:max_images], chosen.labels[:max_images]
 
     def batches(resolution: int) -> Iterator[tuple[Tensor, Tensor]]:
-        for images, labels in zip(
-            digits.test_images.split(batch_size), digits.test_labels.split(batch_size), strict=True
-        ):
-            pixels = normalise_digits(resize_images(images, resolution))
-            yield pixels.expand(-1, model.channels, -1, -1), labels
+        for some, answers in zip(images.split(batch_size), labels.split(batch_size), strict=True):
+            yield small.pixels(some, resolution, model.channels), answers
 
     return [count_correct(model, batches(resolution), resolution) for resolution in resolutions]

@@ -36,7 +36,7 @@ def _add_evaluate(subparsers: Any) -> None:
         "--task", choices=("text", "images", "questions"), help="by default what the model is for"
     )
     parser.add_argument("--data", help="stdlib, wikitext-103, digits, or a path (default: the embedded data)")
-    parser.add_argument("--split", default="test", help="default: test; validation for images")
+    parser.add_argument("--split", help="default: test; validation for image folders and named readers")
     parser.add_argument("--lengths", type=int, nargs="+", help="tokens, for text and questions")
     parser.add_argument("--resolutions", type=int, nargs="+", help="pixels, for images")
     parser.add_argument("--output", type=Path, default=Path("evaluation"), help="folder of the report")
@@ -136,6 +136,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
 
 def _measure(task: str, name: str, label: str | None, arguments: argparse.Namespace) -> list[Any]:
     from ..data.errors import DataError
+    from ..data.image_sources import open_small_images
     from .measure import measure_images, measure_questions, measure_text
     from .model_loading import load_image_model, load_language_model
 
@@ -146,12 +147,13 @@ def _measure(task: str, name: str, label: str | None, arguments: argparse.Namesp
     }
     if task == "images":
         image_model = load_image_model(name, library=arguments.library, **options)
-        split = "validation" if arguments.split == "test" and arguments.data else arguments.split
+        source = arguments.data or "digits"
+        has_test = open_small_images(source) is not None
         return measure_images(
             image_model,
             label or image_model.label,
-            arguments.data or "digits",
-            split,
+            source,
+            arguments.split or ("test" if has_test else "validation"),
             arguments.resolutions or DEFAULT_RESOLUTIONS,
             arguments.batch_size,
             arguments.workers,
@@ -162,7 +164,7 @@ def _measure(task: str, name: str, label: str | None, arguments: argparse.Namesp
     if task == "text":
         lengths = arguments.lengths or DEFAULT_LENGTHS
         return measure_text(
-            model, label, arguments.data or "stdlib", arguments.split, lengths, arguments.max_tokens
+            model, label, arguments.data or "stdlib", arguments.split or "test", lengths, arguments.max_tokens
         )
     if arguments.data is None:
         raise DataError(

@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..data.digits_images import load_digit_images
 from ..data.errors import DataError
+from ..data.image_sources import open_small_images
 from ..data.images import open_image_split
 from ..data.squad_documents import DocumentQuestion, build_document_questions, load_questions, read_rows
 from ..data.text_sources import describe_text, open_token_stream
-from .accuracy import evaluate_accuracy, evaluate_digits
+from .accuracy import evaluate_accuracy, evaluate_small_images
 from .answers import evaluate_answers
 from .model_loading import ImageModel, LanguageModel
 from .perplexity import evaluate_perplexity
 from .report import Measurement
-
-DIGITS = "digits"
 
 
 def measure_text(
@@ -49,9 +47,10 @@ def measure_images(
     max_images: int | None = None,
 ) -> list[Measurement]:
     """Accuracy of a classifier at each resolution."""
-    if source == DIGITS:
-        dataset = {"name": "handwritten digits of scikit-learn", "id": "sklearn-digits", "split": "test"}
-        results = evaluate_digits(model, load_digit_images(), resolutions)
+    small = open_small_images(source)
+    if small is not None:
+        dataset = {"name": small.name, "id": small.identifier, "split": split}
+        results = evaluate_small_images(model, small, split, resolutions, batch_size, max_images)
     else:
         name = Path(source).name or source
         dataset = {"name": name, "id": name if Path(source).exists() else source, "split": split}

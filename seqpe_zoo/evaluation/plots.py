@@ -31,13 +31,34 @@ def new_figure(width: float, height: float, columns: int = 1) -> tuple[Any, Any]
 
 
 def plot_extrapolation(
-    curves: Mapping[str, Mapping[int, float]], metric: str, xlabel: str, trained_at: int | None = None
+    curves: Mapping[str, Mapping[int, float]],
+    metric: str,
+    xlabel: str,
+    trained_at: int | None = None,
+    spreads: Mapping[str, Mapping[int, tuple[float, float]]] | None = None,
 ) -> Any:
-    """Draws a curve for each model: metric by length or resolution; perplexity on a logarithmic axis."""
+    """Draws a curve for each model: metric by length or resolution; perplexity on a logarithmic axis.
+
+    Args:
+        curves: points by model.
+        metric: names the vertical axis.
+        xlabel: names the horizontal one.
+        trained_at: is marked.
+        spreads: lowest and highest value of each point, drawn as a band.
+    """
     figure, (axes,) = new_figure(6.4, 4.0)
     for number, (model, points) in enumerate(curves.items()):
         colour = COLOURS[number % len(COLOURS)]
         axes.plot(list(points), list(points.values()), marker="o", markersize=4, label=model, color=colour)
+        band = (spreads or {}).get(model, {})
+        axes.fill_between(
+            list(band),
+            [low for low, _ in band.values()],
+            [high for _, high in band.values()],
+            color=colour,
+            alpha=0.15,
+            linewidth=0,
+        )
     settings = sorted({setting for points in curves.values() for setting in points})
     axes.set_xscale("log", base=2)
     axes.set_xticks(settings, [str(setting) for setting in settings])

@@ -94,6 +94,21 @@ class Report:
         return path
 
 
+def read_measurements(content: Mapping[str, Any], label: str) -> list[Measurement]:
+    """Returns the numbers of a `results.json`, under the label of their model."""
+    return [
+        Measurement(
+            label,
+            entry["task"],
+            entry["dataset"],
+            entry["metric"],
+            entry["setting"],
+            math.nan if entry["value"] is None else entry["value"],
+        )
+        for entry in content["results"]
+    ]
+
+
 def typed_command(arguments: Sequence[str] | None = None) -> str:
     """Returns the command of this process without paths of this machine."""
     arguments = list(sys.argv if arguments is None else arguments)

@@ -5,6 +5,7 @@ Everything random is seeded by what it works on (see `SeededImages`), so that a 
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..data.images import seeded_randomness
+from ..data.seeding import seeded_randomness
 from .run_config import AugmentationConfig
 
 
@@ -70,12 +71,10 @@ class MixingCollate:
             hard = F.one_hot(batch["labels"], self.num_classes).float()
             shares = hard * (1 - self.smoothing) + self.smoothing / self.num_classes
             return {"pixel_values": batch["pixel_values"], "labels": shares}
-        draw = items[0].get("draw")
-        if draw is None:  # streamed sets draw from the process's own state
+        # Pictures of a stream have no number; the first one, a random view, tells batches apart as well.
+        draw = items[0].get("draw") or (zlib.crc32(batch["pixel_values"][0].numpy()),)
+        with seeded_randomness(*draw, len(items)):
             pixels, labels = self.mixup(batch["pixel_values"], batch["labels"])
-        else:
-            with seeded_randomness(*draw, len(items)):
-                pixels, labels = self.mixup(batch["pixel_values"], batch["labels"])
         return {"pixel_values": pixels, "labels": labels}
 
 

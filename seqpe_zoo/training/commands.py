@@ -37,10 +37,21 @@ def add_subcommands(subparsers: Any) -> None:
     compare = subparsers.add_parser(
         "compare",
         help="train several encodings under one recipe and report them together",
-        description="Each contestant is an encoding, with options as rope:base=1e6, or a trained checkpoint.",
+        description="Each contestant is an encoding, with options as rope:base=1e6, or a trained checkpoint. "
+        "A comparison brings its own; naming some of their labels leaves the others out.",
     )
-    compare.add_argument("contestants", nargs="+", metavar="[LABEL=]ENCODING[:option=value,...] or MODEL")
-    compare.add_argument("--recipe", type=Path, required=True, help="YAML recipe of train_gpt2 or train_vit")
+    compare.add_argument("contestants", nargs="*", metavar="[LABEL=]ENCODING[:option=value,...] or MODEL")
+    compare.add_argument(
+        "--recipe",
+        type=Path,
+        required=True,
+        help="YAML recipe of train_gpt2 or train_vit, or a comparison with its own contestants, by path or "
+        "name: mini_lm, mini_image, mini_photos, mini_qa, mini_ablation",
+    )
+    compare.add_argument("--data-dir", type=Path, help="comparisons: texts, questions or images")
+    compare.add_argument("--start", type=Path, help="comparisons that fine-tune: output of the earlier one")
+    compare.add_argument("--seeds", type=int, nargs="+", help="comparisons: other seeds than the file's")
+    compare.add_argument("--processes", type=int, default=2, help="comparisons: runs side by side (2)")
     compare.add_argument("--set", nargs="*", default=[], metavar="section.key=value", dest="changes")
     compare.add_argument("--output", type=Path, default=Path("comparison"), help="folder of runs and report")
     compare.add_argument(
@@ -73,18 +84,64 @@ def _demo(options: argparse.Namespace) -> int:
 def _compare(options: argparse.Namespace) -> int:
     from ..data.errors import DataError
     from .checkpoints import DiskFullError
+    from .comparison import is_comparison
     from .launch import EXIT_DISK_FULL, quiet_libraries, say
+    from .side_by_side import TrainingFailed
     from .strict_config import ConfigError
 
     quiet_libraries()
     try:
-        return _run_compare(options)
+        return _run_comparison(options) if is_comparison(options.recipe) else _run_compare(options)
+    except TrainingFailed as error:
+        say(f"error: {error}")
+        return 1
     except (ConfigError, DataError) as error:
         say(f"error: {error}")
         return EXIT_WRONG_INPUT
     except DiskFullError as error:
         say(f"error: {error}")
         return EXIT_DISK_FULL
+
+
+def _run_comparison(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from ..evaluation.report import Report, read_measurements, typed_command
+    from .comparison import load_comparison, plan_runs, prepare_places, run_name
+    from .comparison_report import write_comparison
+    from .launch import builder_of
+    from .run_config import RUNS
+    from .side_by_side import train_side_by_side
+    from .strict_config import ConfigError, build_config
+
+    comparison = load_comparison(options.recipe, options.changes)
+    labels = options.contestants or list(comparison.contestants)
+    seeds = options.seeds or comparison.seeds
+    if (
+        options.output.exists()
+        and any(options.output.iterdir())
+        and not (options.resume or options.overwrite)
+    ):
+        raise ConfigError(
+            f"{options.output} is not empty: continue with --resume, start again with --overwrite, or give "
+            "another --output"
+        )
+    places = prepare_places(comparison, options.data_dir, options.start, options.output)
+    runs = plan_runs(comparison, labels, seeds, places, options.output)
+    for run in runs[: len(labels)]:  # a mistake in the last contestant must not cost hours
+        builder_of(run.recipe["task"])(build_config(RUNS[run.recipe["task"]], run.recipe))
+    report = Report(typed_command(), seeds[0])
+    console = Console(highlight=False)
+    results = train_side_by_side(runs, options.processes, report.command, console, options.resume)
+    by_label = {label: [results[run_name(label, seed)] for seed in seeds] for label in labels}
+    measurements = [
+        m
+        for label, contents in by_label.items()
+        for content in contents
+        for m in read_measurements(content, label)
+    ]
+    write_comparison(comparison, by_label, measurements, report, options.output, console)
+    return 0
 
 
 def _run_compare(options: argparse.Namespace) -> int:
@@ -96,6 +153,8 @@ def _run_compare(options: argparse.Namespace) -> int:
     from .run_config import load_run
     from .strict_config import ConfigError
 
+    if not options.contestants:
+        raise ConfigError(f"name the contestants: {options.recipe} is a recipe of one run")
     run = load_run(options.recipe, [*options.changes, f"training.output={options.output}"])
     if run.task not in ("train_gpt2", "train_vit"):
         raise ConfigError(

@@ -130,5 +130,8 @@ def _image_sections(job: DemoJob) -> dict[str, Any]:
         },
         "data": {"source": "digits", "resolution": IMAGE_RESOLUTION},
         "augmentation": {"mixup": 0.0, "cutmix": 0.0, "smoothing": 0.1},
-        "evaluation": {"resolutions": [int(IMAGE_RESOLUTION * n) for n in IMAGE_MULTIPLES]},
+        "evaluation": {
+            "resolutions": [int(IMAGE_RESOLUTION * n) for n in IMAGE_MULTIPLES],
+            "split": "test",
+        },
     }

@@ -11,16 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from ..data.digits_images import (
-    MEAN,
-    NUM_CLASSES,
-    STD,
-    load_digit_images,
-    normalise_digits,
-    resize_images,
-    shift_images,
-)
 from ..data.errors import DataError
+from ..data.image_sources import open_small_images
 from ..data.images import (
     SeededImages,
     check_same_classes,
@@ -28,11 +20,10 @@ from ..data.images import (
     evaluation_transform,
     open_image_split,
 )
+from ..data.small_images import SmallImages, shift_images
 from ..evaluation.accuracy import check_resolutions
-from ..evaluation.measure import DIGITS, measure_images
+from ..evaluation.measure import measure_images
 from ..evaluation.model_loading import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
     ImageModel,
     find_position_encoding,
     image_model_of,
@@ -115,17 +106,22 @@ def finetune_vit_job(run: FinetuneViTRun) -> Job:
 class _Source:
     """Training and validation pictures with what is known of them."""
 
-    def __init__(self, train: Any, validation: Any, names: list[str] | None, mean: Any, std: Any) -> None:
-        self.train, self.validation, self.names = train, validation, names
+    def __init__(
+        self, train: Any, validation: Any, names: list[str] | None, small: SmallImages | None
+    ) -> None:
+        self.train, self.validation, self.names, self.small = train, validation, names, small
         self.num_classes = None if names is None else len(names)
-        self.mean, self.std = mean, std
 
 
 def _open_source(run: TrainViTRun | FinetuneViTRun) -> _Source:
     data = run.data
-    if data.source == DIGITS:
-        names = [str(digit) for digit in range(NUM_CLASSES)]
-        return _Source(None, None, names, (MEAN,) * 3, (STD,) * 3)
+    small = open_small_images(data.source)
+    if small is not None:
+        sides = (
+            SmallImageItems(small, split, data.resolution, run.training.seed)
+            for split in (data.train_split, data.validation_split)
+        )
+        return _Source(*sides, list(small.class_names), small)
     root = None if data.root is None else Path(data.root)
     options = {"root": root, "batch_size": run.training.batch_size, "seed": run.training.seed}
     train = open_image_split(
@@ -133,7 +129,7 @@ def _open_source(run: TrainViTRun | FinetuneViTRun) -> _Source:
     )
     validation = open_image_split(data.source, data.validation_split, **options)
     check_same_classes(train, validation, data.validation_split)
-    return _Source(train, validation, class_names(train), IMAGENET_MEAN, IMAGENET_STD)
+    return _Source(train, validation, class_names(train), None)
 
 
 def _image_job(
@@ -144,15 +140,16 @@ def _image_job(
     classes: int,
 ) -> Job:
     data, augmentation = run.data, run.augmentation
-    if data.source == DIGITS:
-        model.mean, model.std = source.mean, source.std
-        train: Any = DigitItems(data.resolution, run.training.seed, is_training=True)
-        validation: Any = DigitItems(data.resolution, run.training.seed, is_training=False)
+    train, validation = source.train, source.validation
+    if source.small is not None:
+        model.mean, model.std = (source.small.mean,) * model.channels, (source.small.std,) * model.channels
+        train.moves = True
+        train.channels = validation.channels = model.channels
     else:
         transform = training_transform(augmentation, data.resolution, model.mean, model.std)
-        train = _with_transform(source.train, transform, run.training.seed)
+        train = _with_transform(train, transform, run.training.seed)
         validation = _with_transform(
-            source.validation, evaluation_transform(data.resolution, model.mean, model.std), run.training.seed
+            validation, evaluation_transform(data.resolution, model.mean, model.std), run.training.seed
         )
     check_resolutions(model, [data.resolution, *run.evaluation.resolutions])
     task = ImageTask(model.model, augmentation.smoothing)
@@ -190,43 +187,49 @@ def _image_job(
     )
 
 
-class DigitItems(Dataset[dict[str, Any]]):
-    """The embedded digits as three-channel pictures; in training each is moved by up to one original pixel.
+class SmallImageItems(Dataset[dict[str, Any]]):
+    """Pictures of a set in memory.
 
     Args:
+        small: the set.
+        split: of the set.
         resolution: of the pictures.
         seed: of the moves.
-        is_training: which side, and whether to move.
+
+    Attributes:
+        moves: whether each picture is moved at random by up to an eighth of its original side.
+        channels: of the pictures.
     """
 
-    def __init__(self, resolution: int, seed: int, is_training: bool) -> None:
-        digits = load_digit_images()
-        self.images = digits.train_images if is_training else digits.test_images
-        self.labels = digits.train_labels if is_training else digits.test_labels
-        self.resolution, self.seed, self.is_training, self.epoch = resolution, seed, is_training, 0
+    def __init__(self, small: SmallImages, split: str, resolution: int, seed: int) -> None:
+        self.small, self.chosen = small, small.split(split)
+        self.resolution, self.seed, self.epoch = resolution, seed, 0
+        self.moves, self.channels = False, 3
 
     def set_epoch(self, epoch: int) -> None:
         """Tells which epoch begins; called by accelerate."""
         self.epoch = epoch
 
     def __len__(self) -> int:
-        return len(self.images)
+        return len(self.chosen.images)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Makes many items at once: resizing them together is several times faster."""
-        images: Tensor = self.images[list(indices)]
-        if self.is_training:
+        images: Tensor = self.chosen.images[list(indices)]
+        if self.moves:
+            most = max(1, images.shape[-1] // 8)
             moved = [
-                shift_images(images[place : place + 1], 1, self._generator(index))
+                shift_images(images[place : place + 1], most, self._generator(index))
                 for place, index in enumerate(indices)
             ]
             images = torch.cat(moved)
-        pixels = normalise_digits(resize_images(images, self.resolution)).expand(-1, 3, -1, -1)
+        pixels = self.small.pixels(images, self.resolution, self.channels)
+        labels = self.chosen.labels
         return [
-            {"pixel_values": picture, "labels": int(self.labels[i]), "draw": (self.seed, self.epoch, i)}
+            {"pixel_values": picture, "labels": int(labels[i]), "draw": (self.seed, self.epoch, i)}
             for picture, i in zip(pixels, indices, strict=True)
         ]
 

@@ -6,22 +6,33 @@ saves and measures, the same for all of them.
 
 from __future__ import annotations
 
+import copy
+import itertools
 import logging
 import math
 import os
 import shutil
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from ..evaluation.model_loading import find_position_encoding
 from ..evaluation.report import Measurement, Report, typed_command
 from .callbacks import AverageWeights, Progress, StopOnSignal, format_seconds
-from .checkpoints import last_complete_checkpoint, list_checkpoints, remove_incomplete
+from .checkpoints import (
+    DiskFullError,
+    is_disk_full,
+    last_complete_checkpoint,
+    list_checkpoints,
+    remove_incomplete,
+)
+from .machine_checks import check_machine, is_sharded
 from .parameter_groups import freeze_position_encoding, position_parameter_names
 from .run_config import TrainingConfig
 from .strict_config import ConfigError, config_to_dict, read_yaml
@@ -100,10 +111,15 @@ class JobTrainer(ZooTrainer):
 def build_trainer(
     job: Job, total_steps: int | None = None, **kwargs: Any
 ) -> tuple[JobTrainer, Progress, StopOnSignal]:
-    """Makes the trainer of a job with its callbacks."""
+    """Makes the trainer of a job with its callbacks.
+
+    Raises:
+        ConfigError: the model or the machine cannot do what the configuration asks for.
+    """
     from transformers import PrinterCallback
 
     listener = kwargs.pop("listener", None)
+    check_machine(job.config)
     if job.config.freeze_position_encoder:
         if find_position_encoding(job.model) is None:
             raise ConfigError(
@@ -115,12 +131,15 @@ def build_trainer(
         job.statistics,
         job.metric,
         total_steps,
-        model=job.model,
+        # Sharding takes a model apart for good; the job's own gets the finished weights (_put_final_weights).
+        model=copy.deepcopy(job.model) if is_sharded(job.config) else job.model,
         train_dataset=job.train,
         eval_dataset=job.validation,
         data_collator=job.collate,
         **kwargs,
     )
+    if job.config.fsdp and not trainer.is_fsdp_enabled:
+        raise ConfigError("training.fsdp: accelerate shards over GPUs, and these processes have none")
     trainer.validation_collate = job.validation_collate
     trainer.remove_callback(PrinterCallback)
     examples = job.config.batch_size * job.config.accumulate * trainer.args.world_size
@@ -212,13 +231,14 @@ def run_job(
         report.details = {
             "steps": result.global_step,
             "seconds_a_step": progress.seconds_a_step(),
+            "parameters": sum(parameter.numel() for parameter in job.model.parameters()),
             "speed": progress.speed(),
             "log": trainer.state.log_history[-200:],
             "best_step": trainer.state.best_global_step,
             "best_metric": trainer.state.best_metric,
         }
         report.write(folder)
-    trainer.accelerator.wait_for_everyone()
+    # The other processes do not wait: measuring may take longer than they may wait for each other.
     return Outcome(folder, result.global_step, False, progress.seconds_a_step(), measurements)
 
 
@@ -248,37 +268,56 @@ def total_steps(job: Job, processes: int = 1) -> int:
 def dry_run(job: Job) -> list[str]:
     """Runs two steps and part of an evaluation, writes nothing, and says what the whole run will cost."""
     import tempfile
-    import time
-    from dataclasses import replace
 
     if job.config.threads is not None:
         torch.set_num_threads(job.config.threads)
+    asked = job.config
     with tempfile.TemporaryDirectory() as scratch:
-        quiet = replace(job.config, output=scratch, evaluate_every=0, select_best=False, save_every=10**9)
+        quiet = replace(asked, output=scratch, evaluate_every=0, select_best=False, save_every=10**9)
         job.run = replace(job.run, training=quiet)
         trainer, progress, _ = build_trainer(job, _DRY_STEPS, listener=lambda *_: None)
         trainer.args.save_strategy = "no"
         trainer.train()
-        rows = _DRY_EVALUATIONS * trainer.args.per_device_eval_batch_size
-        evaluation = math.nan
-        if job.validation is not None:
-            count = min(rows, len(job.validation))
-            part = torch.utils.data.Subset(job.validation, range(count))
-            begun = time.perf_counter()
-            trainer.evaluate(part)
-            evaluation = (time.perf_counter() - begun) * len(job.validation) / count
+        evaluation = math.nan if job.validation is None else _time_of_evaluation(trainer, job.validation)
     steps = total_steps(job, trainer.args.world_size)
     seconds = progress.seconds_a_step()
-    size = trainer.checkpoint_bytes()
     lines = describe_job(job, trainer)
     lines.append(
         f"{seconds:.3f} s a step ({progress.speed()}): {format_seconds(steps * seconds)} for training"
     )
     if not math.isnan(evaluation):
-        lines.append(f"{format_seconds(evaluation)} for an evaluation")
-    kept = job.config.keep_checkpoints + 2  # the best, and the new one before the oldest goes
-    lines.append(f"{size / 2**20:,.0f} MiB a checkpoint, at most {kept * size / 2**20:,.0f} MiB on the disk")
+        times = steps // asked.evaluate_every if asked.evaluate_every else 0
+        whole = format_seconds(steps * seconds + times * evaluation)
+        lines.append(
+            f"{format_seconds(evaluation)} for an evaluation, {times:,} of them: {whole} in all, without "
+            "what is measured at the end"
+        )
+    lines.append(_disk_cost(trainer, Path(asked.output), asked.keep_checkpoints))
     return lines
+
+
+def _time_of_evaluation(trainer: ZooTrainer, validation: Any) -> float:
+    """Evaluates a few batches and returns how long all of them would take."""
+    count = min(_DRY_EVALUATIONS * trainer.args.eval_batch_size * trainer.args.world_size, len(validation))
+    if isinstance(validation, torch.utils.data.IterableDataset):
+        part: Any = list(itertools.islice(iter(validation), count))
+    else:
+        part = torch.utils.data.Subset(validation, range(count))
+    begun = time.perf_counter()
+    trainer.evaluate(part)
+    return (time.perf_counter() - begun) * len(validation) / count
+
+
+def _disk_cost(trainer: ZooTrainer, folder: Path, keep: int) -> str:
+    size = trainer.checkpoint_bytes()
+    kept = keep + 2  # the best, and the new one before the oldest goes
+    while not folder.exists():
+        folder = folder.absolute().parent
+    free = shutil.disk_usage(folder).free
+    return (
+        f"{size / 2**20:,.0f} MiB a checkpoint, at most {kept * size / 2**20:,.0f} MiB on the disk, where "
+        f"{free / 2**20:,.0f} MiB are free"
+    )
 
 
 def _plain(value: Any) -> Any:
@@ -307,17 +346,35 @@ def _put_final_weights(trainer: ZooTrainer, job: Job) -> None:
     best = trainer.state.best_model_checkpoint
     if job.config.select_best and best is not None:
         logger.info("the best model is that of %s, %s", Path(best).name, trainer.state.best_metric)
-        trainer._load_from_checkpoint(best)
+        trainer.load_best_weights()
     if trainer.average is not None:
         trainer.average.copy_to(job.model)
+    if is_sharded(job.config):
+        weights = trainer.full_weights()
+        if trainer.is_world_process_zero():
+            job.model.load_state_dict(weights)
+            job.model.to(trainer.args.device)
 
 
 def _save_finished(job: Job, folder: Path) -> None:
-    """Writes the model beside the run folder's other files, each file appearing whole."""
+    """Writes the model beside the run folder's other files, each file appearing whole.
+
+    Raises:
+        DiskFullError: there is no room; the last checkpoint holds the same weights.
+    """
     scratch = folder / ".finished"
     shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir()
-    job.save(scratch)
+    try:
+        scratch.mkdir()
+        job.save(scratch)
+    except (OSError, RuntimeError, SafetensorError) as error:
+        shutil.rmtree(scratch, ignore_errors=True)
+        if not is_disk_full(error):
+            raise
+        raise DiskFullError(
+            f"the disk of {folder} is full: training has ended, but the model could not be written. Make "
+            "room and start again with --resume, which goes on from the last checkpoint"
+        ) from error
     for path in sorted(scratch.iterdir()):
         target = folder / path.name
         if path.is_dir():

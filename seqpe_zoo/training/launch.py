@@ -73,20 +73,22 @@ def start(options: argparse.Namespace, task: str | None = None) -> int:
 def _start(options: argparse.Namespace, task: str | None) -> int:
     from ..evaluation.report import typed_command
     from .job import dry_run, run_job
+    from .machine_checks import check_machine
     from .publishing import check_target, publish
     from .run_config import load_run
 
     run = load_run(options.recipe, options.changes, task)
+    check_machine(run.training)
     if options.push_to_hub:
         check_target(options.push_to_hub, options.license)
     job = builder_of(run.task)(run)
     if options.dry_run:
-        for line in dry_run(job):
-            say(line)
+        lines = dry_run(job)
+        if is_main_process():
+            say("\n".join(lines))
         return 0
     outcome = run_job(job, options.resume, options.overwrite, command=typed_command())
     if outcome.stopped:
-        say(f"stopped at step {outcome.steps} and saved; continue with --resume")
         return 0
     if is_main_process():
         show_measurements(outcome.measurements)

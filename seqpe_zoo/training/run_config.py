@@ -57,7 +57,8 @@ class TrainingConfig:
         compile: torch.compile the model.
         report_to: loggers of transformers: "tensorboard", "wandb", "trackio".
         deepspeed: path of a DeepSpeed configuration.
-        fsdp: sharding options of transformers, as "full_shard auto_wrap".
+        fsdp: shard weights, gradients and optimizer over the GPUs (FSDP2).
+        fsdp_config: options of transformers for it, as {cpu_offload: true}.
     """
 
     output: str
@@ -95,7 +96,8 @@ class TrainingConfig:
     compile: bool = False
     report_to: tuple[str, ...] = ()
     deepspeed: str | None = None
-    fsdp: str | None = None
+    fsdp: bool = False
+    fsdp_config: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.epochs is None):
@@ -123,6 +125,15 @@ class TrainingConfig:
             raise ConfigError(f"training.layer_decay={self.layer_decay} must be above 0 and at most 1")
         if self.ema_decay is not None and not 0 < self.ema_decay < 1:
             raise ConfigError(f"training.ema_decay={self.ema_decay} must lie between 0 and 1")
+        if self.fsdp and self.deepspeed is not None:
+            raise ConfigError("give training.fsdp or training.deepspeed, not both: each shards the model")
+        if self.ema_decay is not None and (self.fsdp or self.deepspeed is not None):
+            raise ConfigError(
+                f"training.ema_decay={self.ema_decay} does not work with fsdp and deepspeed, where no "
+                "process has all weights; leave it out, or train without sharding"
+            )
+        if self.fsdp_config and not self.fsdp:
+            raise ConfigError("training.fsdp_config is given, but training.fsdp is not true")
         if len(self.betas) != 2:
             raise ConfigError(f"training.betas={self.betas} must be two numbers")
         if self.select_best and (self.evaluate_every < 1 or self.evaluate_every % self.save_every):
@@ -305,11 +316,13 @@ class QuestionEvaluationConfig:
 
     Attributes:
         lengths: of the contexts; empty measures nothing.
+        source: SQuAD-format JSON; by default the validation file of the data.
         questions: how many at each length.
         generate: also generate answers.
     """
 
     lengths: tuple[int, ...] = ()
+    source: str | None = None
     questions: int | None = 500
     generate: bool = True
 

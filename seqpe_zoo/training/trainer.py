@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from accelerate.utils import DistributedType
 from safetensors import SafetensorError
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from transformers import EvalPrediction, Trainer, TrainingArguments
 
 from ..evaluation.model_loading import find_position_encoding
@@ -88,7 +89,8 @@ def training_arguments(
         adam_beta1=config.betas[0],
         adam_beta2=config.betas[1],
         adam_epsilon=config.epsilon,
-        max_grad_norm=config.clip,
+        # Without a limit of the host the position encoder's own must still be reached.
+        max_grad_norm=config.clip or (math.inf if config.position_clip > 0 else 0.0),
         bf16=config.precision == "bf16",
         fp16=config.precision == "fp16",
         seed=config.seed,
@@ -106,7 +108,8 @@ def training_arguments(
         torch_compile=config.compile,
         report_to=list(config.report_to) or "none",
         deepspeed=config.deepspeed,
-        fsdp=config.fsdp or "",
+        fsdp=True if config.fsdp else None,
+        fsdp_config=dict(config.fsdp_config) if config.fsdp else None,
         use_cpu=not torch.cuda.is_available(),
         dataloader_pin_memory=torch.cuda.is_available(),
         remove_unused_columns=False,
@@ -181,15 +184,16 @@ class ZooTrainer(Trainer):
         return self.lr_scheduler
 
     def _clip_grad_norm(self, model: nn.Module) -> Tensor:
-        if self.accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED):
-            return super()._clip_grad_norm(model)  # sharded gradients are clipped together
+        if self.accelerator.distributed_type == DistributedType.DEEPSPEED:
+            return super()._clip_grad_norm(model)  # its engine clips all gradients together
         self.accelerator.unscale_gradients()
         position, host = [], []
         for name, parameter in self.accelerator.unwrap_model(model).named_parameters():
             (position if name in self.position_names else host).append(parameter)
         if position and self.run_config.position_clip > 0:
             nn.utils.clip_grad_norm_(position, self.run_config.position_clip)
-        return nn.utils.clip_grad_norm_(host, self.run_config.clip)
+        norm = nn.utils.clip_grad_norm_(host, self.run_config.clip or math.inf)
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     # Loss and log.
 
@@ -235,7 +239,9 @@ class ZooTrainer(Trainer):
         for parameter in self.model.parameters():
             size += parameter.numel() * parameter.element_size()
             trained += parameter.numel() * 8 if parameter.requires_grad else 0
-        return size * (2 if self.average is not None else 1) + trained
+        # FSDP writes its own copy of the weights beside the one that others can load.
+        copies = 2 if self.average is not None or self.is_fsdp_enabled else 1
+        return copies * size + trained
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         run = Path(self._get_output_dir(trial=trial))
@@ -262,6 +268,16 @@ class ZooTrainer(Trainer):
             ) from error
         if self.args.should_save:
             rotate(run, self.run_config.keep_checkpoints, [self.state.best_model_checkpoint])
+
+    def load_best_weights(self) -> None:
+        """Puts the weights of the best evaluated step into the model, and into the average."""
+        self._load_best_model()
+        if self.average is not None:
+            self.average.load(Path(self.state.best_model_checkpoint) / AVERAGED)
+
+    def full_weights(self) -> dict[str, Tensor]:
+        """Returns the weights of a sharded model on the main process; all processes must ask together."""
+        return self.accelerator.get_state_dict(self.model_wrapped)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint, model)

@@ -15,8 +15,8 @@ from seqpe_zoo.data.images import (
     class_names,
     evaluation_transform,
     open_image_split,
-    seeded_randomness,
 )
+from seqpe_zoo.data.seeding import seeded_randomness
 
 
 @pytest.fixture(scope="module")

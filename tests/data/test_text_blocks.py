@@ -8,7 +8,7 @@ from seqpe_zoo.data.errors import DataError
 from seqpe_zoo.data.text_blocks import (
     TextBlocks,
     find_text_files,
-    load_wikitext,
+    load_text_set,
     read_text_files,
     tokenize_stream,
 )
@@ -88,4 +88,4 @@ def test_empty_text_is_refused() -> None:
 
 def test_set_that_cannot_be_fetched_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"data\.source"):
-        next(load_wikitext("train", name=str(tmp_path / "absent"), config="none"))
+        load_text_set("train", name=str(tmp_path / "absent"), config="none")

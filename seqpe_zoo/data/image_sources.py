@@ -1,0 +1,28 @@
+"""Small image sets by one word: `digits`, `fashion-mnist`, `fashion-mnist:FOLDER`."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+from .digits_images import load_digit_images
+from .idx_images import load_fashion_mnist
+from .small_images import SmallImages
+
+DIGITS = "digits"
+FASHION = "fashion-mnist"
+
+
+@lru_cache(maxsize=1)
+def open_small_images(source: str) -> SmallImages | None:
+    """Opens a set that fits into memory; None for any other source, which the readers of timm open.
+
+    Raises:
+        DataError: the set cannot be read.
+    """
+    name, _, folder = source.partition(":")
+    if source == DIGITS:
+        return load_digit_images()
+    if name == FASHION:
+        return load_fashion_mnist(Path(folder) if folder else None)
+    return None

@@ -1,0 +1,130 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from seqpe_zoo.cli import main
+from seqpe_zoo.training.comparison import (
+    comparison_names,
+    is_comparison,
+    load_comparison,
+    plan_runs,
+    prepare_places,
+)
+from seqpe_zoo.training.run_config import RUNS
+from seqpe_zoo.training.strict_config import ConfigError, build_config
+
+SMALL = """
+title: A small comparison
+data: texts
+seeds: [0, 1]
+vocabulary: 300
+paper_table: language_modelling
+recipe:
+  task: train_gpt2
+  model: {tokenizer: "{tokenizer}", architecture: {n_embd: 16, n_layer: 1, n_head: 2}}
+  data: {source: "{data}", length: 16, max_validation_tokens: 64}
+  training: {steps: 3, batch_size: 2, learning_rate: 0.001, threads: 1}
+  evaluation: {lengths: [16, 32], max_tokens: 128}
+contestants:
+  ALiBi: {encoding: alibi, paper: alibi}
+  No encoding: {encoding: nope, paper: nope}
+"""
+
+
+@pytest.fixture
+def books(tmp_path: Path) -> Path:
+    folder = tmp_path / "books"
+    folder.mkdir()
+    for number in range(4):
+        (folder / f"{number}.txt").write_text("It is a truth universally acknowledged. " * (20 + number))
+    return folder
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "small.yaml"
+    path.write_text(SMALL)
+    return path
+
+
+def compare(recipe: Path, books: Path, output: Path, *words: str) -> int:
+    return main(
+        ["compare", *words, "--recipe", str(recipe), "--data-dir", str(books), "--output", str(output)]
+    )
+
+
+def test_all_seeds_are_trained_and_joined(recipe: Path, books: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    assert compare(recipe, books, output) == 0
+    results = json.loads((output / "results.json").read_text())
+    runs = results["details"]["runs"]
+    assert {label: [run["seed"] for run in own] for label, own in runs.items()} == {
+        "ALiBi": [0, 1],
+        "No encoding": [0, 1],
+    }
+    values = [run["values"]["perplexity 32"] for run in runs["ALiBi"]]
+    assert values[0] != values[1]
+    mean = next(
+        entry
+        for entry in results["results"]
+        if entry["setting"] == {"length": 32} and entry["note"].startswith("ALiBi")
+    )
+    assert mean["value"] == pytest.approx(sum(values) / 2)
+    assert "mean of 2 seeds" in mean["note"]
+    table = (output / "table.md").read_text()
+    assert "reported in the paper" in table
+    assert "21.39" in table
+    assert (output / "perplexity.png").stat().st_size > 5000
+    # A second call keeps what is finished: a weight that was changed since is not trained away.
+    marker = output / "ALiBi-seed0" / "model.safetensors"
+    marker.write_bytes(b"kept")
+    assert compare(recipe, books, output, "ALiBi", "--resume") == 0
+    assert marker.read_bytes() == b"kept"
+
+
+def test_used_folder_is_not_overwritten_unasked(
+    recipe: Path, books: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "out"
+    output.mkdir()
+    (output / "thesis.tex").write_text("important")
+    assert compare(recipe, books, output) == 2
+    assert "is not empty: continue with --resume" in " ".join(capfd.readouterr().err.split())
+    assert [path.name for path in output.iterdir()] == ["thesis.tex"]
+
+
+def test_unknown_contestant_is_refused_with_the_known_ones(recipe: Path, books: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no contestant 'RoPE'; there are ALiBi, No encoding"):
+        plan_runs(load_comparison(recipe), ["RoPE"], [0], {"data": "d", "tokenizer": "t"}, tmp_path)
+
+
+@pytest.mark.parametrize("name", comparison_names())
+def test_comparisons_of_the_package_are_valid(name: str, tmp_path: Path) -> None:
+    comparison = load_comparison(Path(name))
+    assert is_comparison(Path(name))
+    places = dict.fromkeys(("data", "tokenizer", "start", "train", "validation", "test"), "place")
+    runs = plan_runs(comparison, list(comparison.contestants), comparison.seeds, places, tmp_path)
+    assert len(runs) == len(comparison.contestants) * len(comparison.seeds)
+    for run in runs:
+        build_config(RUNS[run.recipe["task"]], run.recipe)
+    shared = [dict(run.recipe["training"], output="", seed=0) for run in runs]
+    assert all(training == shared[0] for training in shared), "contestants have one budget"
+
+
+def test_earlier_comparison_is_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--start"):
+        plan_runs(
+            load_comparison(Path("mini_qa")),
+            ["SeqPE"],
+            [0],
+            {"train": "", "validation": "", "test": ""},
+            tmp_path,
+        )
+
+
+def test_missing_data_folder_is_asked_for(recipe: Path, tmp_path: Path) -> None:
+    from seqpe_zoo.data.errors import DataError
+
+    with pytest.raises(DataError, match="needs --data-dir"):
+        prepare_places(load_comparison(recipe), None, None, tmp_path)
