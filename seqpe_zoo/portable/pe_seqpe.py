@@ -86,6 +86,8 @@ class SeqPEOptions:
         ood_form: "paper", "release" or "release_mse".
         ood_heads: heads of the distillation objective; by default those of the encoder.
         warmup_steps: training steps over which the objectives' weights rise from zero.
+        objective_probability: share of training steps that compute the objectives; their weights are divided
+            by it, so that the expected gradient stays. Below 1 training is faster.
     """
 
     num_digits: Optional[int] = None
@@ -124,6 +126,7 @@ class SeqPEOptions:
     ood_form: str = "paper"
     ood_heads: Optional[int] = None
     warmup_steps: int = 0
+    objective_probability: float = 1.0
 
     def __post_init__(self) -> None:
         _choose("sequence_model", self.sequence_model, tuple(SEQUENCE_MODELS))
@@ -144,6 +147,11 @@ class SeqPEOptions:
         for name in ("shift_probability", "local_probability", "hard_ratio", "dropout", "attention_dropout"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name}={getattr(self, name)} must lie between 0 and 1")
+        if not 0 < self.objective_probability <= 1:
+            raise ValueError(
+                f"objective_probability={self.objective_probability} must be above 0 and at most 1; to turn "
+                "the objectives off, set distance_weight=0 and ood_weight=0"
+            )
         for name in ("distance_weight", "ood_weight", "warmup_steps"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)} must not be negative; 0 turns it off")
@@ -498,7 +506,12 @@ class SeqPE(PositionEncoding):
         generator = optional_generator(self.generator, device, _rank())
         drawn: List[Tensor] = []
         nearest = tied = None
-        if options.distance_weight > 0:
+        # Drawn anew each step instead of counted, so that an interrupted run needs no counter to go on.
+        skipped = options.objective_probability < 1 and self.training
+        if skipped:
+            chance = torch.rand((), generator=generator, device=generator.device)
+            skipped = float(chance) >= options.objective_probability
+        if options.distance_weight > 0 and not skipped:
             contrastive = sample_contrastive(
                 self.universe,
                 self.num_dims,
@@ -513,7 +526,7 @@ class SeqPE(PositionEncoding):
             )
             drawn += [contrastive.pivots, contrastive.candidates]
             nearest, tied = contrastive.nearest, contrastive.tied
-        if options.ood_weight > 0:
+        if options.ood_weight > 0 and not skipped:
             drawn += sample_transfer(
                 window, self.universe, options.num_starts, options.num_transfer, generator
             )
@@ -534,6 +547,8 @@ class SeqPE(PositionEncoding):
             teachers, students = (part.unflatten(0, (options.num_starts, -1)) for part in parts)
             ood = ood_distillation_loss(teachers, students, self.ood_heads, options.ood_form)
         ratio = self._advance_warmup()
+        if self.training:
+            ratio /= options.objective_probability
         weighted = ratio * (options.distance_weight * distance + options.ood_weight * ood)
         return PositionLosses(distance, ood, weighted)
 

@@ -155,3 +155,22 @@ def test_a_distance_function_of_ones_own():
     pe.distance_function = torus
     pe.position_losses()
     assert seen
+
+
+def test_objectives_of_some_steps_weigh_as_those_of_all_steps() -> None:
+    options = {"dim": 16, "num_digits": 3, "train_shape": (32,), "dropout": 0.0, "encoder_heads": 2}
+    torch.manual_seed(0)
+    every = SeqPE(**options).train()
+    some = SeqPE(**options, objective_probability=0.25).train()
+    some.load_state_dict(every.state_dict())
+    weighted = torch.stack([some.position_losses().weighted.detach() for _ in range(200)])
+    computed = weighted > 0
+    assert 25 <= int(computed.sum()) <= 75
+    expected = torch.stack([every.position_losses().weighted.detach() for _ in range(100)]).mean()
+    torch.testing.assert_close(weighted[computed].mean() * 0.25, expected, rtol=0.05, atol=0.0)
+
+
+@pytest.mark.parametrize("share", [0.0, -0.5, 1.5])
+def test_share_of_steps_with_objectives_is_checked(share: float) -> None:
+    with pytest.raises(ValueError, match=r"objective_probability=.* set distance_weight=0"):
+        SeqPE(dim=16, objective_probability=share)
