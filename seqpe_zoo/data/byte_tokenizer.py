@@ -5,6 +5,8 @@ It needs no download and no training, so models of the embedded text can be save
 
 from __future__ import annotations
 
+from typing import Any
+
 from transformers import PreTrainedTokenizerFast
 
 VOCABULARY = 256
@@ -32,3 +34,10 @@ def build_byte_tokenizer(model_max_length: int | None = None) -> PreTrainedToken
         model_input_names=["input_ids"],
         **options,
     )
+
+
+def is_byte_tokenizer(tokenizer: Any) -> bool:
+    """Tells whether the tokens of a tokenizer are the bytes themselves."""
+    if len(tokenizer) != VOCABULARY:
+        return False
+    return tokenizer.convert_tokens_to_ids(byte_characters()) == list(range(VOCABULARY))

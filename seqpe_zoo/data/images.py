@@ -6,21 +6,20 @@ shorter side to int(256/224 R), bicubic, then the central R x R pixels.
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from PIL import Image
 from torch.utils.data import Dataset
 
 from .errors import DataError
+from .image_streams import SeededStream
+from .seeding import seeded_randomness
 
-READERS = ("folder", "tar", "hfds", "hfids", "wds", "tfds")
-"""`folder` and `tar` read local files; the others are spelled with a name, as `hfds/timm/imagenet-1k-wds`."""
+READERS = ("hfds", "hfids", "wds", "tfds")
+"""Spelled with a name or a folder, as `hfds/ILSVRC/imagenet-1k` or `wds/shards`; others are local files."""
 
 
 def open_image_split(
@@ -35,10 +34,11 @@ def open_image_split(
     """Opens a split of an image set.
 
     Args:
-        source: a folder `SPLIT/CLASS/*.jpg`, a tar file of classes, or a reader and a name (`hfds/...`,
-            `wds/...`).
-        split: "train", "validation", "test"; synonyms as in timm.
-        root: cache or shard folder of the named readers.
+        source: a folder `SPLIT/CLASS/*.jpg`, a tar file of classes, or a reader with a name or folder
+            (`hfds/...`, `wds/...`).
+        split: "train", "validation", "test", synonyms as in timm; of webdataset a name of `_info.json`, or
+            shards with their number of pictures, as `train-{0000..0063}.tar|1281167`.
+        root: cache of the named readers; folder or address of the shards of webdataset.
         is_training: shuffle sets that are read as a stream.
         num_samples: size of a streamed set that does not know it.
         batch_size: hint for streamed sets.
@@ -52,28 +52,65 @@ def open_image_split(
     """
     from timm.data import create_dataset
 
-    reader = source.split("/", 1)[0]
-    named = "/" in source and reader in READERS and not Path(source).exists()
-    if not named:
-        path = _split_path(Path(source), split)
-        try:
-            return create_dataset("", root=str(path), search_split=False)
-        except (RuntimeError, AssertionError, OSError) as error:
-            raise DataError(
-                f"no images in {path}; expected one folder a class, CLASS/*.jpg or .png, or a tar file of "
-                "such"
-            ) from error
-    options: dict[str, Any] = {"is_training": is_training, "batch_size": batch_size, "seed": seed}
-    options["num_samples"] = num_samples
+    reader, _, name = source.partition("/")
+    if name and reader in READERS and not Path(source).exists():
+        streaming = {"is_training": is_training, "batch_size": batch_size, "num_samples": num_samples}
+        return _open_named(reader, name, split, root, seed, streaming)
+    path = _split_path(Path(source), split)
     try:
-        return create_dataset(source, root=None if root is None else str(root), split=split, **options)
+        return create_dataset("", root=str(path), search_split=False)
+    except (RuntimeError, AssertionError, OSError) as error:
+        raise DataError(
+            f"no images in {path}; expected one folder a class, CLASS/*.jpg or .png, or a tar file of such"
+        ) from error
+
+
+def _open_named(
+    reader: str, name: str, split: str, root: Path | None, seed: int, streaming: dict[str, Any]
+) -> Any:
+    from timm.data import create_dataset
+
+    source = f"{reader}/{name}"
+    place = None if root is None else str(root)
+    if reader == "wds" and place is None:
+        place = name
+    try:
+        if reader == "hfds":
+            return _open_hub_set(name, split, place)
+        opened = create_dataset(source, root=place, split=split, seed=seed, **streaming)
+        if reader == "wds":
+            _check_shards(opened.reader)
     except ImportError as error:
         raise DataError(
             f"the reader {reader!r} needs a package that is not installed: {error.name}"
         ) from error
-    except (OSError, ValueError, RuntimeError, AssertionError) as error:
+    except DataError:
+        raise
+    except (OSError, ValueError, RuntimeError, AssertionError, KeyError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise DataError(f"cannot open {source!r}, split {split!r}: {reason}") from error
+    return SeededStream(opened, seed)
+
+
+def _open_hub_set(name: str, split: str, root: str | None) -> Any:
+    """Opens a set of `datasets`, by its name or its folder."""
+    from timm.data import ImageDataset
+    from timm.data.readers.reader_hfds import ReaderHfds
+
+    # timm's own function writes names in small letters, which are then no longer those of a folder.
+    return ImageDataset(root, reader=ReaderHfds(name=name, root=root, split=split))
+
+
+def _check_shards(reader: Any) -> None:
+    """Refuses shards that are not there: webdataset leaves them out, and repeats what remains for ever."""
+    if "://" in str(reader.root):
+        return
+    missing = [name for name in reader.split_info.filenames if not (Path(reader.root) / name).is_file()]
+    if missing or not reader.split_info.filenames:
+        raise DataError(
+            f"{reader.root} lacks {len(missing)} of the {len(reader.split_info.filenames)} shards of the "
+            f"split: {', '.join(missing[:4])}"
+        )
 
 
 def _split_path(source: Path, split: str) -> Path:
@@ -98,9 +135,11 @@ def _split_path(source: Path, split: str) -> Path:
 
 def class_names(dataset: Any) -> list[str] | None:
     """Returns the names of the classes in the order of their numbers, None where the reader knows none."""
-    mapping = getattr(getattr(dataset, "reader", None), "class_to_idx", None)
+    reader = getattr(dataset, "reader", None)
+    mapping = getattr(reader, "class_to_idx", None)
     if not mapping:
-        return None
+        listed = getattr(reader, "info", {}).get("class_names")  # of webdataset's _info.json
+        return None if listed is None else [str(name) for name in listed]
     return [str(name) for name, _ in sorted(mapping.items(), key=lambda item: item[1])]
 
 
@@ -136,27 +175,6 @@ def evaluation_transform(
             transforms.Normalize(mean, std),
         ]
     )
-
-
-@contextmanager
-def seeded_randomness(*numbers: int) -> Iterator[None]:
-    """Seeds Python, NumPy and torch for a block and restores them after it.
-
-    Augmentation draws from all three. Seeding it by what it works on makes a picture's view independent of
-    how many processes load data and of what was drawn before, so that an interrupted run continues with the
-    same pictures.
-    """
-    mixed = int(np.random.SeedSequence([number % 2**32 for number in numbers]).generate_state(1)[0])
-    python, numpy_state, torch_state = random.getstate(), np.random.get_state(), torch.random.get_rng_state()
-    random.seed(mixed)
-    np.random.seed(mixed)
-    torch.random.default_generator.manual_seed(mixed)
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy_state)
-        torch.random.set_rng_state(torch_state)
 
 
 class SeededImages(Dataset[dict[str, Any]]):

@@ -74,25 +74,26 @@ def read_text_files(paths: Sequence[Path]) -> Iterator[str]:
             ) from error
 
 
-def load_wikitext(split: str, name: str = WIKITEXT[0], config: str = WIKITEXT[1]) -> Iterator[str]:
-    """Yields the lines of WikiText-103 (or of another text set of the Hub) through `datasets`.
+def load_text_set(split: str, name: str = WIKITEXT[0], config: str = WIKITEXT[1]) -> Any:
+    """Opens WikiText-103 (or another text set of the Hub) through `datasets`; rows have a column `text`.
 
     Raises:
-        DataError: `datasets` is not installed, or it cannot find or fetch the set.
+        DataError: `datasets` is not installed, it cannot find or fetch the set, or there is no such column.
     """
     try:
         from datasets import load_dataset
     except ImportError as error:
         raise DataError("WikiText-103 is read through `datasets`: pip install 'seqpe-zoo[train]'") from error
     try:
-        rows: Iterable[dict[str, Any]] = load_dataset(name, config, split=split)
+        rows = load_dataset(name, config, split=split)
     except (OSError, ValueError, RuntimeError) as error:
         raise DataError(
             f"cannot load {name} ({config}), split {split!r}: {str(error).splitlines()[0]}. "
             "Without access to the Hub, give a folder with train.txt, valid.txt and test.txt as data.source"
         ) from error
-    for row in rows:
-        yield row["text"]
+    if "text" not in rows.column_names:
+        raise DataError(f"{name} ({config}) has no column 'text'; it has {', '.join(rows.column_names)}")
+    return rows
 
 
 def tokenize_stream(lines: Iterable[str], tokenizer: Any, lines_at_once: int = 2000) -> Tensor:
@@ -154,8 +155,8 @@ class TextBlocks(Dataset[dict[str, Tensor]]):
         if not 0 <= index < self.count:
             raise IndexError(index)
         first = index * self.length
-        inputs = self.stream[first : min(first + self.length, self.stream.numel() - 1)]
-        targets = self.stream[first + 1 : first + 1 + inputs.numel()]
+        piece = self.stream[first : first + self.length + 1].to(torch.int64)  # kept streams are int32
+        inputs, targets = piece[:-1], piece[1:]
         missing = self.length - inputs.numel()
         if missing:
             inputs = torch.nn.functional.pad(inputs, (0, missing))

@@ -5,15 +5,19 @@ Training and evaluation ask here, so that both mean the same by a name and a spl
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from .byte_tokenizer import is_byte_tokenizer
 from .errors import DataError
 from .stdlib_text import load_stdlib_text
-from .text_blocks import SPLITS, find_text_files, load_wikitext, read_text_files, tokenize_stream
+from .text_blocks import SPLITS, find_text_files, load_text_set, read_text_files, tokenize_stream
+from .token_cache import SMALLEST, cached_stream, files_fingerprint, tokenizer_fingerprint
 
 EMBEDDED = "stdlib"
 WIKITEXT = "wikitext-103"
@@ -22,7 +26,7 @@ WIKITEXT = "wikitext-103"
 def open_token_stream(
     source: str, split: str, tokenizer: Any | None, max_tokens: int | None = None
 ) -> Tensor:
-    """Reads a split as token numbers (N,).
+    """Reads a split as token numbers (N,); those of long texts are kept for the next time (`token_cache.py`).
 
     Args:
         source: `stdlib`, `wikitext-103`, `ORG/NAME:CONFIG`, a text file or a folder.
@@ -35,19 +39,63 @@ def open_token_stream(
     """
     if split not in SPLITS:
         raise DataError(f"split {split!r} is unknown; choose one of {', '.join(SPLITS)}")
-    is_bytes = tokenizer is None or len(tokenizer) == 256
-    if source == EMBEDDED:
-        stream = _stdlib_bytes(split, max_tokens)
-        if is_bytes:
-            return stream
-        text = bytes(stream.tolist()).decode("utf-8", errors="ignore")
-        return tokenize_stream(text.splitlines(keepends=True), tokenizer)[:max_tokens]
+    if source == EMBEDDED and (tokenizer is None or is_byte_tokenizer(tokenizer)):
+        return _stdlib_bytes(split, max_tokens)
     if tokenizer is None:
         raise DataError(
             f"the text {source!r} needs the model's tokenizer, and the model has none; "
             "put tokenizer.json beside its weights, or measure on stdlib, which is read as bytes"
         )
-    return tokenize_stream(_lines(source, split, max_tokens), tokenizer)[:max_tokens]
+    return _tokens(_open_text(source, split), split, tokenizer, max_tokens)
+
+
+@dataclass(frozen=True)
+class _Text:
+    """Lines of text, about how many bytes they have, and a function that gives a hash of them."""
+
+    lines: Iterable[str]
+    size: int
+    fingerprint: Callable[[], Any]
+
+
+def _open_text(source: str, split: str) -> _Text:
+    if source == EMBEDDED:
+        content = bytes(_stdlib_bytes(split, None).tolist())
+        lines = content.decode("utf-8", errors="ignore").splitlines(keepends=True)
+        return _Text(lines, len(content), lambda: hashlib.sha256(content).hexdigest())
+    if source == WIKITEXT:
+        rows = load_text_set(split)
+    elif ":" in source and not Path(source).exists():
+        rows = load_text_set(split, *source.split(":", 1))
+    else:
+        files = find_text_files(Path(source), split)
+        size = sum(path.stat().st_size for path in files)
+        return _Text(read_text_files(files), size, lambda: files_fingerprint(files))
+    # `datasets` names a set by the version of its files and everything that was done to them.
+    return _Text((row["text"] for row in rows), rows.data.nbytes, lambda: rows._fingerprint)
+
+
+def _tokens(text: _Text, split: str, tokenizer: Any, limit: int | None) -> Tensor:
+    """Cuts a text into tokens, or takes them from the cache."""
+
+    def make() -> Tensor:
+        return tokenize_stream(_enough(text.lines, limit), tokenizer)[:limit]
+
+    tool = tokenizer_fingerprint(tokenizer)
+    if tool is None or (text.size if limit is None else min(text.size, limit)) < SMALLEST:
+        return make()
+    facts = {"text": text.fingerprint(), "split": split, "tokenizer": tool, "max_tokens": limit}
+    return cached_stream(facts, len(tokenizer), make)
+
+
+def _enough(lines: Iterable[str], max_tokens: int | None) -> Iterator[str]:
+    """Yields lines until they are sure to hold so many tokens: few tokens are longer than 16 characters."""
+    characters = 0
+    for line in lines:
+        yield line
+        characters += len(line)
+        if max_tokens is not None and characters > 16 * max_tokens:
+            return
 
 
 def describe_text(source: str, split: str) -> dict[str, str]:
@@ -71,20 +119,3 @@ def _stdlib_bytes(split: str, limit: int | None) -> Tensor:
     held_out = load_stdlib_text(max_train_bytes=1).held_out
     half = held_out.numel() // 2
     return (held_out[:half] if split == "validation" else held_out[half:])[:limit]
-
-
-def _lines(source: str, split: str, max_tokens: int | None) -> Iterator[str]:
-    if source == WIKITEXT:
-        lines = load_wikitext(split)
-    elif ":" in source and not Path(source).exists():
-        name, config = source.split(":", 1)
-        lines = load_wikitext(split, name, config)
-    else:
-        lines = read_text_files(find_text_files(Path(source), split))
-    # Tokens are seldom longer than 16 characters: reading so many characters is enough.
-    characters = 0
-    for line in lines:
-        yield line
-        characters += len(line)
-        if max_tokens is not None and characters > 16 * max_tokens:
-            return

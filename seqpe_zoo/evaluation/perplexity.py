@@ -97,7 +97,7 @@ def _at_length(model: nn.Module, stream: Tensor, length: int, tokens_at_once: in
     device = next(model.parameters()).device
     total, targets_seen = 0.0, 0
     for inputs, targets in _batches(stream, length, max(1, tokens_at_once // length)):
-        nll = token_losses(model, inputs.to(device), targets.to(device))
+        nll = token_losses(model, *(part.to(device, torch.int64) for part in (inputs, targets)))
         total += float(nll.double().sum())
         targets_seen += targets.numel()
     mean = total / targets_seen

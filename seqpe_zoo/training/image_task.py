@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -51,6 +50,14 @@ class ImageTask(nn.Module):
             if hasattr(module, "position_losses") and hasattr(module, "position_encoding"):
                 return module if module.position_encoding.has_training_objectives() else None
         return None
+
+    @property
+    def _no_split_modules(self) -> list[str]:
+        """Class names of the layers that FSDP shards one by one, where transformers and accelerate look."""
+        named = getattr(self.model, "_no_split_modules", None)
+        if named is not None:
+            return list(named)
+        return sorted({type(block).__name__ for block in getattr(self.model, "blocks", ())})
 
     def gradient_checkpointing_enable(self, **kwargs: Any) -> None:
         """Trades time for memory, in the words of either library."""
@@ -103,8 +110,3 @@ def save_image_model(
     path = folder / "config.json"
     content = json.loads(path.read_text(encoding="utf-8"))
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-
-
-def device_of(model: nn.Module) -> torch.device:
-    """Returns where the weights of a model are."""
-    return next(model.parameters()).device

@@ -32,9 +32,10 @@ from .checkpoints import (
     list_checkpoints,
     remove_incomplete,
 )
-from .machine_checks import check_machine, is_sharded
+from .machine_checks import check_machine
 from .parameter_groups import freeze_position_encoding, position_parameter_names
 from .run_config import TrainingConfig
+from .sharding import is_sharded
 from .strict_config import ConfigError, config_to_dict, read_yaml
 from .trainer import RowStatistics, ZooTrainer
 

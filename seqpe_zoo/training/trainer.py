@@ -34,6 +34,7 @@ from .checkpoints import (
 from .parameter_groups import build_parameter_groups, position_parameter_names
 from .run_config import TrainingConfig
 from .schedules import schedule_factor
+from .sharding import layers_to_shard
 
 PARTS = ("position_distance_loss", "position_ood_loss")
 RowStatistics = Callable[[nn.Module, dict[str, Tensor]], Tensor]
@@ -143,6 +144,9 @@ class ZooTrainer(Trainer):
         super().__init__(
             args=training_arguments(config, metric, total_steps), compute_metrics=summarise_rows, **kwargs
         )
+        if self.is_fsdp_enabled and self.accelerator.state.fsdp_plugin.transformer_cls_names_to_wrap is None:
+            layers = layers_to_shard(self.model)
+            self.accelerator.state.fsdp_plugin.transformer_cls_names_to_wrap = layers
         self.position_names = position_parameter_names(self.model)
         encoding = find_position_encoding(self.model)
         is_frozen = encoding is not None and not any(p.requires_grad for p in encoding.parameters())
@@ -271,6 +275,8 @@ class ZooTrainer(Trainer):
 
     def load_best_weights(self) -> None:
         """Puts the weights of the best evaluated step into the model, and into the average."""
+        best = Path(self.state.best_model_checkpoint).name  # the run folder may have moved since
+        self.state.best_model_checkpoint = str(Path(self.args.output_dir) / best)
         self._load_best_model()
         if self.average is not None:
             self.average.load(Path(self.state.best_model_checkpoint) / AVERAGED)
