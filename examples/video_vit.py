@@ -1,5 +1,6 @@
 """A small video transformer with SeqPE: positions are (time, row, column) of tubelets of 2 x 16 x 16."""
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -17,7 +18,6 @@ class Block(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
 
     def forward(self, x: Tensor, terms: Tensor) -> Tensor:
-        """Maps tokens (B, L, C) and the terms of this layer to tokens."""
         q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         q, k = self.stage.on_query_key(q, k, terms)
         x = x + self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
@@ -36,7 +36,6 @@ class VideoViT(nn.Module):
         self.norm, self.head = nn.LayerNorm(dim), nn.Linear(dim, num_classes)
 
     def forward(self, clips: Tensor) -> Tensor:
-        """Returns logits (B, classes)."""
         x = self.tubelets(clips)  # (B, C, T, H, W)
         return self._classify(x, self.positions.prepare_grid(x.shape[2:], device=x.device).layers)
 
@@ -52,3 +51,10 @@ class VideoViT(nn.Module):
         for block, terms in zip(self.blocks, layers):
             x = block(x, terms)
         return self.head(self.norm(x).mean(dim=1))
+
+
+if __name__ == "__main__":
+    model = VideoViT(num_classes=2)
+    loss, position_losses = model.training_loss(torch.randn(4, 3, 8, 32, 32), torch.tensor([0, 1, 0, 1]))
+    (loss + position_losses.weighted).backward()
+    print(model.eval()(torch.randn(1, 3, 32, 48, 64)).shape)  # a longer and larger clip than in training
