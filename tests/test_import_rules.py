@@ -21,7 +21,7 @@ PACKAGE = "seqpe_zoo"
 LEVELS = (
     {"tests"},
     {"cli", "__main__", "train_scripts", "benchmarks"},
-    {"training", "hub"},
+    {"training", "hub", "app"},
     {PACKAGE},
     {"evaluation", "data", "convert", "timm_models", "auto_classes"},
     {"portable", "after_import"},

@@ -1,0 +1,334 @@
+"""The page: a tab for language models and one for image models, each with two models side by side.
+
+Only this file knows of gradio. What is shown is computed in `views.py`; what cannot be shown appears as a
+sentence where the result would be. Nothing is fetched from or sent to the internet.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gradio as gr
+from PIL import Image
+
+from ..data.errors import DataError
+from ..evaluation.model_loading import ImageModel, LanguageModel
+from .pictures import class_names, sample_pictures
+from .texts import OWN, TEXTS, default_text
+from .views import (
+    Curves,
+    SettingRange,
+    View,
+    compare_pictures,
+    compare_texts,
+    length_range,
+    size_range,
+    view_picture,
+    view_text,
+)
+from .zoo import IMAGES, TEXT, Zoo, ZooModel
+
+NOBODY = "(none)"
+"""The choice of no second model."""
+TITLE = "SeqPE zoo: position encodings beyond their training length"
+INTRODUCTION = (
+    f"# {TITLE}\nPick a model, and another to see beside it. Move the slider beyond what they were trained "
+    "on, and watch what they say and how alike their position vectors are."
+)
+_SMALLEST_THUMBNAIL = 96
+# Samples have few pixels: shown large, their pixels should stay pixels.
+_STYLE = """
+#picture img {image-rendering: pixelated; width: 100%; height: 100%; object-fit: contain}
+#samples img {image-rendering: pixelated}
+"""
+# One thing is computed at a time: a model's tables are filled while it runs, and two cores are soon busy.
+_ONE_AT_A_TIME: dict[str, Any] = {"concurrency_id": "models", "concurrency_limit": 1}
+
+
+def build_page(models: Sequence[ZooModel]) -> gr.Blocks:
+    """Builds the page for models."""
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+    zoo = Zoo(models)
+    with gr.Blocks(title=TITLE, analytics_enabled=False) as page:
+        gr.Markdown(INTRODUCTION)
+        if zoo.names(TEXT):
+            with gr.Tab("Language models"):
+                _TextTab(zoo).build(page)
+        if zoo.names(IMAGES):
+            with gr.Tab("Image models"):
+                _ImageTab(zoo).build(page)
+    return page
+
+
+def launch_page(page: gr.Blocks, **options: Any) -> Any:
+    """Serves the page; `options` are those of gradio's `launch`."""
+    # gradio's own fonts are served by itself; nothing else on the page is from elsewhere.
+    own = {"share": False, "quiet": True, "ssr_mode": False, "footer_links": [], "run_history": False}
+    theme = gr.themes.Default(primary_hue="emerald")
+    return page.launch(**own, theme=theme, css=_STYLE, max_file_size="10mb", **options)
+
+
+class _Tab:
+    """What both tabs have in common: two models, a slider, two columns of results, a curve."""
+
+    kind: str
+    slider_label: str
+
+    def __init__(self, zoo: Zoo) -> None:
+        self.zoo = zoo
+        self.names = zoo.names(self.kind)
+
+    def build_choices(self) -> None:
+        """Makes the two menus."""
+        beside = self.names[1] if len(self.names) > 1 else NOBODY
+        with gr.Row():
+            self.first = gr.Dropdown(self.names, value=self.names[0], label="Model")
+            self.second = gr.Dropdown([NOBODY, *self.names], value=beside, label="Beside it")
+
+    def build_slider(self) -> None:
+        """Makes the slider, for the models that are chosen at first."""
+        chosen = self.slider(self.names[0], self.second.value)
+        self.setting = gr.Slider(label=self.slider_label, precision=0, **chosen)
+
+    def build_columns(self, with_label: bool) -> list[Any]:
+        """Makes the results of two models side by side; returns their components in order."""
+        outputs: list[Any] = []
+        with gr.Row():
+            for side in ("first", "second"):
+                with gr.Column():
+                    outputs.append(gr.Markdown(elem_id=f"{self.kind}-{side}-summary"))
+                    if with_label:
+                        outputs.append(gr.Label(num_top_classes=5, label="Prediction", show_heading=False))
+                    outputs.append(gr.Plot(label="Similarity of position vectors", format="png"))
+                    outputs.append(gr.Markdown(elem_id=f"{self.kind}-{side}-note"))
+        return outputs
+
+    def build_curve(self, label: str) -> tuple[Any, list[Any]]:
+        """Makes the button and the place of the curve."""
+        button = gr.Button(label, elem_id=f"{self.kind}-curve-button")
+        note = gr.Markdown(elem_id=f"{self.kind}-curve-note")
+        return button, [gr.Plot(label=label, format="png", elem_id=f"{self.kind}-curve"), note]
+
+    def slider(self, first: str, second: str) -> dict[str, Any]:
+        """Returns the slider's options for the chosen models; a model that cannot be loaded has no say."""
+        loaded = []
+        for name in _chosen(first, second):
+            try:
+                loaded.append(self.load(name))
+            except DataError:
+                continue  # its column says why
+        reach = self.reach(loaded) if loaded else SettingRange(1, 1, 1, 1)
+        return {"minimum": reach.smallest, "maximum": reach.largest, "step": reach.step, "value": reach.start}
+
+    def load(self, name: str) -> Any:
+        """Loads a model of this tab."""
+        raise NotImplementedError
+
+    def reach(self, models: list[Any]) -> SettingRange:
+        """Returns the slider's range for loaded models."""
+        raise NotImplementedError
+
+
+class _TextTab(_Tab):
+    kind, slider_label = TEXT, "Context length (tokens)"
+
+    def load(self, name: str) -> LanguageModel:
+        return self.zoo.language_model(name)
+
+    def reach(self, models: list[LanguageModel]) -> SettingRange:
+        return length_range(models)
+
+    def build(self, page: gr.Blocks) -> None:
+        """Makes the tab and says what happens when something is changed."""
+        self.build_choices()
+        text = gr.Radio(TEXTS, value=self._text_for(self.names[0]), label="Text")
+        own = gr.Textbox(label=OWN, lines=5, visible=False, placeholder="Paste some pages of text here.")
+        self.build_slider()
+        measure = gr.Button("Measure my text", visible=False)
+        columns = self.build_columns(with_label=False)
+        draw, curve = self.build_curve("Perplexity over lengths")
+
+        gr.on(
+            [self.first.input, self.second.input],
+            lambda first, second: (gr.update(**self.slider(first, second)), self._text_for(first)),
+            [self.first, self.second],
+            [self.setting, text],
+            api_visibility="private",
+            **_ONE_AT_A_TIME,
+        )
+        text.change(
+            lambda chosen: [gr.update(visible=chosen == OWN)] * 2,
+            text,
+            [own, measure],
+            api_visibility="private",
+        )
+        inputs = [self.first, self.second, text, own]
+        gr.on(
+            [
+                page.load,
+                self.first.change,
+                self.second.change,
+                text.change,
+                self.setting.change,
+                measure.click,
+            ],
+            self.show,
+            [*inputs, self.setting],
+            columns,
+            api_name="text",
+            trigger_mode="always_last",
+            **_ONE_AT_A_TIME,
+        )
+        draw.click(self.compare, inputs, curve, api_name="text_curve", **_ONE_AT_A_TIME)
+
+    def show(self, first: str, second: str, text: str, own: str, length: int) -> list[Any]:
+        """Perplexity and heatmap of both models."""
+        outputs: list[Any] = []
+        for name in (first, second):
+            view = _view(name, lambda name=name: view_text(self.load(name), text, own, int(length)))
+            outputs += [view.summary, view.heatmap, view.note]
+        return outputs
+
+    def compare(self, first: str, second: str, text: str, own: str) -> tuple[Any, str]:
+        """Perplexity of both models over lengths."""
+        return _curves(
+            lambda: compare_texts({name: self.load(name) for name in _chosen(first, second)}, text, own)
+        )
+
+    def _text_for(self, name: str) -> str:
+        try:
+            return default_text(self.load(name))
+        except DataError:
+            return TEXTS[0]
+
+
+class _ImageTab(_Tab):
+    kind, slider_label = IMAGES, "Image size (pixels)"
+
+    def load(self, name: str) -> ImageModel:
+        return self.zoo.image_model(name)
+
+    def reach(self, models: list[ImageModel]) -> SettingRange:
+        return size_range(models)
+
+    def build(self, page: gr.Blocks) -> None:
+        """Makes the tab and says what happens when something is changed."""
+        self.build_choices()
+        samples = self._samples(self.names[0])
+        with gr.Row():
+            gallery = gr.Gallery(
+                [_enlarged(sample) for sample in samples],
+                label="Samples",
+                columns=4,
+                height=220,
+                allow_preview=False,
+                interactive=False,
+                format="png",
+                elem_id="samples",
+            )
+            picture = gr.Image(
+                samples[0] if samples else None,
+                label="Picture: click a sample, or upload one",
+                type="pil",
+                image_mode=None,
+                format="png",
+                height=220,
+                sources=["upload", "clipboard"],
+                elem_id="picture",
+            )
+        self.build_slider()
+        columns = self.build_columns(with_label=True)
+        draw, curve = self.build_curve("The answer over sizes")
+
+        gr.on(
+            [self.first.input, self.second.input],
+            lambda first, second: gr.update(**self.slider(first, second)),
+            [self.first, self.second],
+            self.setting,
+            api_visibility="private",
+            **_ONE_AT_A_TIME,
+        )
+        self.first.input(self._offer, self.first, [gallery, picture], api_visibility="private")
+        gallery.select(self._pick, self.first, picture, api_visibility="private")
+        inputs = [self.first, self.second, picture]
+        gr.on(
+            [page.load, self.first.change, self.second.change, picture.change, self.setting.change],
+            self.show,
+            [*inputs, self.setting],
+            columns,
+            api_name="image",
+            trigger_mode="always_last",
+            **_ONE_AT_A_TIME,
+        )
+        draw.click(self.compare, inputs, curve, api_name="image_curve", **_ONE_AT_A_TIME)
+
+    def show(self, first: str, second: str, picture: Image.Image | None, size: int) -> list[Any]:
+        """Prediction and heatmap of both models."""
+        outputs: list[Any] = []
+        for name in (first, second):
+            view = _view(name, lambda name=name: self._view_picture(name, picture, int(size)))
+            outputs += [view.summary, dict(view.probabilities) or None, view.heatmap, view.note]
+        return outputs
+
+    def compare(self, first: str, second: str, picture: Image.Image | None) -> tuple[Any, str]:
+        """Probability of the first model's answer over sizes, to both."""
+        return _curves(
+            lambda: compare_pictures(
+                {name: (self.load(name), self._classes(name)) for name in _chosen(first, second)},
+                _given(picture),
+            )
+        )
+
+    def _view_picture(self, name: str, picture: Image.Image | None, size: int) -> View:
+        return view_picture(self.load(name), self._classes(name), _given(picture), size)
+
+    def _classes(self, name: str) -> list[str] | None:
+        return class_names(self.zoo.model(name, IMAGES).source)
+
+    def _samples(self, name: str) -> list[Image.Image]:
+        try:
+            return sample_pictures(self.zoo.model(name, IMAGES))
+        except DataError:
+            return []  # uploads still work
+
+    def _offer(self, name: str) -> tuple[list[Image.Image], Image.Image | None]:
+        samples = self._samples(name)
+        return [_enlarged(sample) for sample in samples], samples[0] if samples else None
+
+    def _pick(self, name: str, event: gr.SelectData) -> Image.Image:
+        return self._samples(name)[event.index]
+
+
+def _chosen(first: str, second: str) -> list[str]:
+    return [first] if second in (NOBODY, first) else [first, second]
+
+
+def _given(picture: Image.Image | None) -> Image.Image:
+    if picture is None:
+        raise DataError("there is no picture: click a sample, or upload one")
+    return picture
+
+
+def _enlarged(picture: Image.Image) -> Image.Image:
+    times = max(1, -(-_SMALLEST_THUMBNAIL // max(picture.size)))
+    return picture.resize((picture.width * times, picture.height * times), Image.Resampling.NEAREST)
+
+
+def _view(name: str, compute: Callable[[], View]) -> View:
+    """What a column shows; an error about the input is a sentence in it."""
+    if name == NOBODY:
+        return View("", None)
+    try:
+        return compute()
+    except DataError as error:
+        return View(f"### {name}\n**This cannot be shown.** {error}.", None)
+
+
+def _curves(compute: Callable[[], Curves]) -> tuple[Any, str]:
+    try:
+        curves = compute()
+    except DataError as error:
+        return None, f"**This cannot be drawn.** {error}."
+    return curves.figure, curves.note
