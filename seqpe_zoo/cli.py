@@ -11,6 +11,7 @@ from dataclasses import fields
 from typing import Any
 
 from . import __version__
+from .app.commands import add_subcommands as add_app_commands
 from .convert.commands import add_subcommands as add_convert_commands
 from .evaluation.commands import add_subcommands as add_evaluation_commands
 from .hub.commands import add_subcommands as add_hub_commands
@@ -29,6 +30,7 @@ def build_parser() -> argparse.ArgumentParser:
     for add_subcommands in (
         add_training_commands,
         add_evaluation_commands,
+        add_app_commands,
         add_convert_commands,
         add_hub_commands,
     ):

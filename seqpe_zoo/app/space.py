@@ -43,9 +43,9 @@ if __name__ == "__main__":
 _README = """\
 # SeqPE zoo
 
-Position encodings beyond the length and resolution they were trained at: pick a model, move the context length
-or the image size, and see perplexity or prediction and the heatmap of positions change. Two models can be seen
-side by side.
+Position encodings beyond the length and resolution they were trained at: pick a model, move the context
+length or the image size, and see perplexity or prediction and the heatmap of positions change. Two models can
+be seen side by side.
 
 Models: {models}.
 
