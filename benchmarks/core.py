@@ -1,6 +1,7 @@
 """The position encoder: digits, shared prefixes, tables (the bars of the core)."""
 
 import multiprocessing
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -21,9 +22,9 @@ def run(full: bool) -> list[Row]:
         rows += _inference(threads, rounds=5 if full else 3)
         rows += _training(threads, rounds=9 if full else 5)
     rows += _scaling(full)
+    rows += _shapes()
     rows += _growth()
-    rows.append(_memory())
-    return rows
+    return [*rows, _memory()] if full else rows
 
 
 def encode_full_sequences(encoder: PositionEncoder, positions: Tensor) -> Tensor:
@@ -94,7 +95,7 @@ def _training(threads: int, rounds: int) -> list[Row]:
 def _scaling(full: bool) -> list[Row]:
     """Cost per position against that of 1,000 positions: linear growth means a ratio near or below 1."""
     encoder = _encoder()
-    sizes = (1000, 4000, 16000, 64000) if full else (1000, 4000, 16000)
+    sizes = (1000, 10_000, 100_000) if full else (1000, 10_000)
 
     def encode(count: int) -> object:
         with torch.no_grad():
@@ -109,6 +110,37 @@ def _scaling(full: bool) -> list[Row]:
                 Row.plain(f"{count:,} positions / {sizes[0]:,} positions, per position", ratio, share)
             )
     return rows
+
+
+def _shapes() -> list[Row]:
+    """What width, digits, dimensions and base cost: 4,000 positions against the plain setting."""
+    plain = "d=384, 5 digits, 1 dimension, base 10"
+    settings: dict[str, dict[str, int]] = {
+        plain: {},
+        "d=192": {"dim": 192},
+        "d=768": {"dim": 768},
+        "4 digits": {"num_digits": 4},
+        "8 digits": {"num_digits": 8},
+        "2 dimensions": {"num_dims": 2},
+        "3 dimensions": {"num_dims": 3},
+        "base 2, 15 digits": {"base": 2, "num_digits": 15},
+        "base 100, 3 digits": {"base": 100, "num_digits": 3},
+    }
+
+    def candidate(options: dict[str, int]) -> Callable[[], object]:
+        encoder = _encoder(**options)
+        dims = options.get("num_dims", 1)
+        side = round(4000 ** (1 / dims))
+        positions = torch.cartesian_prod(*[torch.arange(side)] * dims).view(-1, dims)
+
+        @torch.no_grad()
+        def encode() -> object:
+            return encoder(positions)
+
+        return encode
+
+    ratios = compare({name: candidate(options) for name, options in settings.items()}, plain, rounds=3)
+    return [Row.slower(f"encoding some 4,000 positions, {ratio.name}", ratio, None) for ratio in ratios]
 
 
 def _growth() -> list[Row]:

@@ -24,7 +24,9 @@ class Row:
     @classmethod
     def slower(cls, what: str, ratio: Ratio, bar: float | None) -> "Row":
         """A cost: the time against the baseline's, which should stay below the bar."""
-        measured = f"{ratio.median:.3f}x {ratio.baseline} [{ratio.lowest:.3f} to {ratio.highest:.3f}]"
+        noise = "" if ratio.stable else ", noisy"
+        spread = f"[{ratio.lowest:.3f} to {ratio.highest:.3f}, {ratio.rounds} rounds{noise}]"
+        measured = f"{ratio.median:.3f}x {ratio.baseline} {spread}"
         if bar is None:
             return cls(what, measured)
         return cls(what, measured, f"at most {bar:.2f}x", ratio.median <= bar)
@@ -61,7 +63,9 @@ def write_section(title: str, rows: list[Row], command: str, target: Path) -> No
         lines.append(f"| {row.what} | {row.measured} | {row.bar} | {reached} |")
     versions = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
     head = (
-        "# Benchmark results\n\nMedians of ratios within interleaved rounds, [lowest to highest].\n\n"
+        "# Benchmark results\n\nMedians of ratios, [lowest to highest], over rounds in which the machine "
+        "was quiet (`timing.py` says how they are known). "
+        "The allocator keeps freed memory (`KEEP_MEMORY` in `run.py` says why).\n\n"
         f"Machine: {_machine()}. {versions}."
     )
     sections = target.read_text().strip().split("\n\n## ")[1:] if target.exists() else []

@@ -1,14 +1,15 @@
-"""How we measure: interleaved repetitions and medians of ratios, because the machine is shared.
+"""How we measure: every timing stands between two of the baseline, because the machine is shared.
 
-A and B are run in turn, once each a round, the order reversed every other round; the ratio is taken within
-a round, so that a slow minute slows both. Absolute times are only context.
+A candidate's ratio in a round is its time over the mean of the baseline's times just before and just after.
+Where those two differ by more than `STABLE` something else used the machine meanwhile, and the round is left
+out. What is reported is the median of the ratios that count; absolute times are only context.
 """
 
 import gc
 import resource
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +26,13 @@ class Ratio:
     seconds: float
     """Median time of the thing itself, for context."""
     rounds: int
+    """Rounds that count."""
+    stable: bool = True
+    """Whether the machine was quiet in them."""
+
+
+STABLE = 0.10
+"""By how much the two baseline timings around a candidate's may differ, as a share of the smaller."""
 
 
 def compare(
@@ -35,37 +43,42 @@ def compare(
     Args:
         candidates: functions by name, the baseline among them.
         baseline: name of the function that the others are divided by.
-        rounds: repetitions.
+        rounds: timings of each candidate.
         warmup: untimed calls of each.
     """
     for function in candidates.values():
         for _ in range(warmup):
             function()
-    times: dict[str, list[float]] = {name: [] for name in candidates}
-    names = list(candidates)
+    names = [name for name in candidates if name != baseline]
+    timings: dict[str, list[tuple[float, float, float]]] = {name: [] for name in names}
+    before = _seconds(candidates[baseline])
     for number in range(rounds):
         for name in names if number % 2 == 0 else reversed(names):
-            gc.collect()
-            begin = time.perf_counter()
-            candidates[name]()
-            times[name].append(time.perf_counter() - begin)
-    ratios = []
-    for name in names:
-        if name == baseline:
-            continue
-        per_round = [own / base for own, base in zip(times[name], times[baseline])]
-        ratios.append(
-            Ratio(
-                name,
-                baseline,
-                statistics.median(per_round),
-                min(per_round),
-                max(per_round),
-                statistics.median(times[name]),
-                rounds,
-            )
-        )
-    return ratios
+            own = _seconds(candidates[name])
+            after = _seconds(candidates[baseline])
+            timings[name].append((before, own, after))
+            before = after
+    return [_ratio(name, baseline, timings[name]) for name in names]
+
+
+def _seconds(function: Callable[[], object]) -> float:
+    gc.collect()
+    begin = time.perf_counter()
+    function()
+    return time.perf_counter() - begin
+
+
+def _ratio(name: str, baseline: str, timings: Sequence[tuple[float, float, float]]) -> Ratio:
+    stable = [
+        (before, own, after)
+        for before, own, after in timings
+        if abs(before - after) <= STABLE * min(before, after)
+    ]
+    counted = stable or timings
+    ratios = [2 * own / (before + after) for before, own, after in counted]
+    seconds = statistics.median(own for _, own, _ in counted)
+    median, rounds = statistics.median(ratios), len(ratios)
+    return Ratio(name, baseline, median, min(ratios), max(ratios), seconds, rounds, bool(stable))
 
 
 def peak_memory_of(function: Callable[[], object]) -> int:
