@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from ..data.errors import DataError
 from ..data.images import evaluation_transform
@@ -90,18 +91,20 @@ def evaluate_accuracy(
         resolutions: sides in pixels; must be divisible by the patch size.
         batch_size: pictures at a time.
         workers: processes that load pictures.
-        max_images: use evenly spread pictures only, so many.
+        max_images: use evenly spread pictures only, so many; of a stream the first batches.
     """
     check_resolutions(model, resolutions)
-    chosen = dataset
-    if max_images is not None and max_images < len(dataset):
+    chosen, batches = dataset, None
+    if max_images is not None and isinstance(dataset, IterableDataset):
+        batches = -(-max_images // batch_size)
+    elif max_images is not None and max_images < len(dataset):
         places = torch.linspace(0, len(dataset) - 1, max_images).round().long().tolist()
-        chosen = torch.utils.data.Subset(dataset, places)
+        chosen = Subset(dataset, places)
     results = []
     for resolution in resolutions:
         dataset.transform = evaluation_transform(resolution, model.mean, model.std)
         loader = DataLoader(chosen, batch_size=batch_size, num_workers=workers)
-        results.append(count_correct(model, loader, resolution))
+        results.append(count_correct(model, islice(loader, batches), resolution))
     return results
 
 

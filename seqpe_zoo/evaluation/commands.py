@@ -11,8 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-DEFAULT_LENGTHS = [512, 1024, 2048, 4096, 8192, 16384]
-DEFAULT_RESOLUTIONS = [224, 320, 384, 448, 512, 640, 672]
 DEFAULT_QUESTION_LENGTHS = [1024, 2048, 4096, 8192]
 
 
@@ -36,9 +34,12 @@ def _add_evaluate(subparsers: Any) -> None:
         "--task", choices=("text", "images", "questions"), help="by default what the model is for"
     )
     parser.add_argument("--data", help="stdlib, wikitext-103, digits, or a path (default: the embedded data)")
+    parser.add_argument("--data-root", type=Path, help="cache or shards of hfds/NAME, wds/NAME and the like")
     parser.add_argument("--split", help="default: test; validation for image folders and named readers")
-    parser.add_argument("--lengths", type=int, nargs="+", help="tokens, for text and questions")
-    parser.add_argument("--resolutions", type=int, nargs="+", help="pixels, for images")
+    parser.add_argument(
+        "--lengths", type=int, nargs="+", help="tokens (default: 1 to 32 times the training length)"
+    )
+    parser.add_argument("--resolutions", type=int, nargs="+", help="pixels (default: 1 to 3 times)")
     parser.add_argument("--output", type=Path, default=Path("evaluation"), help="folder of the report")
     parser.add_argument("--max-tokens", type=int, help="read no more text than this")
     parser.add_argument("--max-images", type=int, help="evenly spread images, so many")
@@ -129,14 +130,26 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     for word in arguments.models:
         label, name = split_label(word)
         task = arguments.task or _task_of(name)
-        report.measurements += _measure(task, name, label, arguments)
+        measured = _measure(task, name, label, arguments)
+        report.measurements += _with_own_label(measured, report.measurements, name)
     write_report(report, arguments.output, plot=not arguments.no_plot)
     return 0
 
 
+def _with_own_label(measured: list[Any], before: list[Any], name: str) -> list[Any]:
+    """Tells models of one label apart by their names; else the later would hide the earlier."""
+    from dataclasses import replace
+
+    label, used = measured[0].model, {m.model for m in before}
+    choices = [label, f"{label} ({Path(name).name})", f"{label} ({name})"]
+    own = next((choice for choice in choices if choice not in used), f"{label} ({len(used)})")
+    return [replace(m, model=own) for m in measured]
+
+
 def _measure(task: str, name: str, label: str | None, arguments: argparse.Namespace) -> list[Any]:
     from ..data.errors import DataError
-    from ..data.image_sources import open_small_images
+    from ..data.image_sources import DIGITS, open_small_images
+    from .defaults import default_lengths, default_resolutions, number_of_classes
     from .measure import measure_images, measure_questions, measure_text
     from .model_loading import load_image_model, load_language_model
 
@@ -147,22 +160,26 @@ def _measure(task: str, name: str, label: str | None, arguments: argparse.Namesp
     }
     if task == "images":
         image_model = load_image_model(name, library=arguments.library, **options)
-        source = arguments.data or "digits"
+        classes = number_of_classes(image_model)
+        if arguments.data is None and classes not in (10, None):
+            raise DataError(f"{name} tells {classes} classes apart, the embedded digits are 10: give --data")
+        source = arguments.data or DIGITS
         has_test = open_small_images(source) is not None
         return measure_images(
             image_model,
             label or image_model.label,
             source,
             arguments.split or ("test" if has_test else "validation"),
-            arguments.resolutions or DEFAULT_RESOLUTIONS,
+            arguments.resolutions or default_resolutions(image_model),
             arguments.batch_size,
             arguments.workers,
             arguments.max_images,
+            arguments.data_root,
         )
     model = load_language_model(name, **options)
     label = label or model.label
     if task == "text":
-        lengths = arguments.lengths or DEFAULT_LENGTHS
+        lengths = arguments.lengths or default_lengths(model.model)
         return measure_text(
             model, label, arguments.data or "stdlib", arguments.split or "test", lengths, arguments.max_tokens
         )

@@ -45,16 +45,20 @@ def measure_images(
     batch_size: int = 64,
     workers: int = 0,
     max_images: int | None = None,
+    root: Path | None = None,
 ) -> list[Measurement]:
-    """Accuracy of a classifier at each resolution."""
+    """Accuracy of a classifier at each resolution; `root` as of `open_image_split`."""
     small = open_small_images(source)
     if small is not None:
         dataset = {"name": small.name, "id": small.identifier, "split": split}
         results = evaluate_small_images(model, small, split, resolutions, batch_size, max_images)
     else:
         name = Path(source).name or source
-        dataset = {"name": name, "id": name if Path(source).exists() else source, "split": split}
-        images = open_image_split(source, split)
+        # Results name a folder, also behind the name of a reader, without where it lies on this machine.
+        places = filter(None, (source, source.partition("/")[2]))
+        is_local = any(Path(place).exists() for place in places)
+        dataset = {"name": name, "id": name if is_local else source, "split": split}
+        images = open_image_split(source, split, root)
         results = evaluate_accuracy(model, images, resolutions, batch_size, workers, max_images)
     measured = []
     for r in results:

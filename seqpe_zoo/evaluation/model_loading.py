@@ -127,7 +127,7 @@ def load_language_model(
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError, TypeError):
         tokenizer = None  # said by whoever needs one; embedded byte text does not
-    return LanguageModel(name, model.to(device).eval(), tokenizer)
+    return LanguageModel(name, _moved(model, device), tokenizer)
 
 
 def load_image_model(
@@ -156,7 +156,7 @@ def load_image_model(
         loaded = _load_timm(name, bool(config))
     else:
         loaded = _load_transformers(name, trust_remote_code)
-    loaded.model.to(device=device, dtype=getattr(torch, dtype)).eval()
+    _moved(loaded.model.to(dtype=getattr(torch, dtype)), device)
     return loaded
 
 
@@ -211,6 +211,14 @@ def _load_transformers(name: str, trust_remote_code: bool) -> ImageModel:
 
     patch_size = patch if isinstance(patch, int) else None
     return ImageModel(name, model, logits, tuple(mean), tuple(std), patch_size)
+
+
+def _moved(model: nn.Module, device: str) -> nn.Module:
+    """Puts a model on a device, ready for evaluation."""
+    try:
+        return model.to(device).eval()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise DataError(f"the device {device!r} cannot be used: {_reason(error)}") from error
 
 
 def _reason(error: BaseException) -> str:

@@ -9,12 +9,14 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from .averaging import WeightAverage
+from .checkpoints import is_complete
 
 logger = logging.getLogger(__name__)
 _WARM = 5
@@ -54,6 +56,44 @@ class StopOnSignal(TrainerCallback):
     ) -> None:
         if self._before is not None:
             signal.signal(signal.SIGTERM, self._before)
+
+
+class TellEpoch(TrainerCallback):
+    """Tells the data set and the sampler which epoch begins.
+
+    accelerate does so for one process that starts at the beginning of an epoch. With several processes the
+    data set would not hear of it and show the same views in every epoch; after a resume inside of an epoch,
+    views and order would be those of the first.
+    """
+
+    def on_epoch_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        train_dataloader: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        steps = math.ceil(len(train_dataloader) / args.gradient_accumulation_steps)
+        epoch = state.global_step // steps
+        part, parts = train_dataloader.batch_sampler, [train_dataloader.dataset]
+        while part is not None:  # shards and batches around the sampler
+            parts.append(part)
+            part = getattr(part, "batch_sampler", None) or getattr(part, "sampler", None)
+        for part in parts:
+            if hasattr(part, "set_epoch"):
+                part.set_epoch(epoch)
+
+
+class FindBest(TrainerCallback):
+    """Finds the best checkpoint of a continued run again, though the run folder may have moved."""
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        folder = Path(args.output_dir) / f"checkpoint-{state.best_global_step}"
+        if is_complete(folder):
+            state.best_model_checkpoint = str(folder)
 
 
 class AverageWeights(TrainerCallback):

@@ -24,7 +24,7 @@ from torch import nn
 
 from ..evaluation.model_loading import find_position_encoding
 from ..evaluation.report import Measurement, Report, typed_command
-from .callbacks import AverageWeights, Progress, StopOnSignal, format_seconds
+from .callbacks import AverageWeights, FindBest, Progress, StopOnSignal, TellEpoch, format_seconds
 from .checkpoints import (
     DiskFullError,
     is_disk_full,
@@ -148,6 +148,8 @@ def build_trainer(
     stop = StopOnSignal()
     if trainer.average is not None:
         trainer.add_callback(AverageWeights(trainer.average))
+    trainer.add_callback(TellEpoch())
+    trainer.add_callback(FindBest())
     trainer.add_callback(progress)
     trainer.add_callback(stop)
     return trainer, progress, stop

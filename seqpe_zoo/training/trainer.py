@@ -19,7 +19,7 @@ from accelerate.utils import DistributedType
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from transformers import EvalPrediction, Trainer, TrainingArguments
+from transformers import EvalPrediction, Trainer, TrainingArguments, set_seed
 
 from ..evaluation.model_loading import find_position_encoding
 from .averaging import AVERAGED, WeightAverage
@@ -152,6 +152,8 @@ class ZooTrainer(Trainer):
         is_frozen = encoding is not None and not any(p.requires_grad for p in encoding.parameters())
         self.frozen_encoding = encoding if is_frozen else None
         self.average = None if config.ema_decay is None else WeightAverage(self.model, config.ema_decay)
+        if self.args.process_index > 0:  # as the release; else all processes would drop out the same units
+            set_seed(config.seed + self.args.process_index)
 
     # Optimizer.
 
@@ -275,8 +277,6 @@ class ZooTrainer(Trainer):
 
     def load_best_weights(self) -> None:
         """Puts the weights of the best evaluated step into the model, and into the average."""
-        best = Path(self.state.best_model_checkpoint).name  # the run folder may have moved since
-        self.state.best_model_checkpoint = str(Path(self.args.output_dir) / best)
         self._load_best_model()
         if self.average is not None:
             self.average.load(Path(self.state.best_model_checkpoint) / AVERAGED)

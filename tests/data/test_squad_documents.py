@@ -54,6 +54,15 @@ def test_questions_know_their_paragraph_and_article(squad_file: Path) -> None:
     assert len(question.same_article) == 3
 
 
+def test_prompts_from_a_large_set_are_filled_as_well(tmp_path: Path) -> None:
+    (tmp_path / "large.json").write_text(json.dumps(squad(articles=300)))
+    rows = build_document_questions(
+        load_questions(tmp_path / "large.json"), build_byte_tokenizer(), length=2048, count=5
+    )
+    assert all(1900 < row.length <= 2032 for row in rows)
+    assert rows[0].input.count("Document ") == len(set(rows[0].input.split("\n\n"))) - 3
+
+
 def test_unanswerable_questions_are_left_out(tmp_path: Path) -> None:
     content = squad(1, 2)
     content["data"][0]["paragraphs"][0]["qas"][0].update(is_impossible=True, answers=[])

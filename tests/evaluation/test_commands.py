@@ -5,8 +5,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import timm
 
 from seqpe_zoo.evaluation.commands import add_subcommands, split_label
+from seqpe_zoo.evaluation.defaults import default_lengths, default_resolutions
+from seqpe_zoo.evaluation.model_loading import image_model_of, load_language_model
 
 
 def run(*words: str) -> int:
@@ -27,6 +30,39 @@ def test_evaluate_writes_results_table_and_plot(
     assert (tmp_path / "perplexity.png").stat().st_size > 1000
     assert "| stock |" in (tmp_path / "table.md").read_text()
     assert "stock" in capsys.readouterr().out
+
+
+def test_models_of_one_label_stay_apart(our_language_model: Path, tmp_path: Path) -> None:
+    twice = [str(our_language_model), str(our_language_model)]
+    assert run("evaluate", *twice, "--lengths", "16", "--max-tokens", "64", "--output", str(tmp_path)) == 0
+    names = set(json.loads((tmp_path / "results.json").read_text())["by_model"])
+    assert names == {"seqpe", f"seqpe ({our_language_model.name})"}
+
+
+def test_models_are_measured_at_multiples_of_their_training(
+    our_language_model: Path, stock_language_model: Path
+) -> None:
+    ours, stock = (load_language_model(str(f)).model for f in (our_language_model, stock_language_model))
+    length = ours.config.train_length or ours.config.n_positions
+    assert default_lengths(ours)[:3] == [length, 2 * length, 4 * length]
+    assert default_lengths(stock) == [64]  # it has learned no more positions
+
+
+def test_classifiers_are_measured_at_multiples_of_their_training() -> None:
+    small = timm.create_model("vit_pico_patch4_pe_32", pos_embed="seqpe", img_size=32, depth=1)
+    assert default_resolutions(image_model_of(small, "small")) == [32, 48, 64, 96]
+    large = timm.create_model("vit_tiny_patch16_pe_224", pos_embed="rope2d_axial", depth=1)
+    assert default_resolutions(image_model_of(large, "large")) == [224, 320, 384, 448, 512, 640, 672]
+
+
+def test_classifier_of_other_classes_is_not_measured_on_digits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = {"pos_embed": "nope", "depth": 1}
+    model = timm.create_model("vit_pico_patch4_pe_32", num_classes=7, **arguments)
+    timm.models.save_for_hf(model, str(tmp_path), model_args=arguments, safe_serialization=True)
+    assert run("evaluate", str(tmp_path)) == 2
+    assert "7 classes apart, the embedded digits are 10: give --data" in capsys.readouterr().err
 
 
 def test_results_are_drawn_again(our_language_model: Path, tmp_path: Path) -> None:
@@ -62,6 +98,7 @@ def test_checkpoint_is_diagnosed(our_language_model: Path, tmp_path: Path) -> No
         (["evaluate", "MODEL", "--data", "absent.txt"], "does not exist"),
         (["evaluate", "MODEL", "--task", "questions"], "need --data"),
         (["evaluate", "STOCK", "--lengths", "128"], "beyond the 64 positions"),
+        (["evaluate", "MODEL", "--device", "gpu0"], "device 'gpu0' cannot be used"),
         (["diagnose", "STOCK"], "no position encoding of seqpe_zoo"),
         (["diagnose", "MODEL", "--positions", "50"], "101 or more"),
         (["plot", "absent.json"], "cannot be read"),

@@ -40,6 +40,12 @@ def test_every_length_has_the_same_targets(our_language_model: Path) -> None:
     assert [result.targets for result in results] == [150] * 4
 
 
+def test_stream_of_small_integers_is_measured_the_same(our_language_model: Path) -> None:
+    model = load_language_model(str(our_language_model)).model
+    results = [evaluate_perplexity(model, stream, [32]) for stream in (STREAM, STREAM.int())]
+    assert results[0] == results[1]
+
+
 def test_our_model_is_measured_as_others_are(our_language_model: Path) -> None:
     model = load_language_model(str(our_language_model)).model
     assert evaluate_perplexity(model, STREAM, [32])[0].perplexity == pytest.approx(

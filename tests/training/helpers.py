@@ -104,6 +104,12 @@ def squad_file(path: Path, articles: int = 4, paragraphs: int = 3) -> Path:
     return path
 
 
+def logged_losses(run: Path) -> list[float]:
+    """Returns the training losses that a finished run logged."""
+    log = json.loads((run / "results.json").read_text())["details"]["log"]
+    return [entry["loss"] for entry in log if "loss" in entry]
+
+
 def environment(**more: str) -> dict[str, str]:
     """Returns the environment of a script: one thread, this source tree, no network."""
     offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}

@@ -103,12 +103,13 @@ def test_image_run_with_all_augmentation_continues_exactly(tmp_path: Path) -> No
         "augmentation__mixup": 0.8,
         "augmentation__cutmix": 1.0,
         "training__ema_decay": 0.9,
-        "training__evaluate_every": 4,
-        "training__save_every": 4,
+        "training__steps": 8,
+        "training__evaluate_every": 8,
+        "training__save_every": 8,
     }
 
     def ask(step: int, total: int, logs: dict[str, Any]) -> None:
-        if step == 2:
+        if step == 6:  # in the second epoch, of five steps
             os.kill(os.getpid(), signal.SIGTERM)
 
     whole = image_recipe(tmp_path / "whole", source, **changes)
@@ -116,7 +117,7 @@ def test_image_run_with_all_augmentation_continues_exactly(tmp_path: Path) -> No
     parts = image_recipe(tmp_path / "parts", source, **changes)
     assert run_job(train_vit_job(load_run(parts)), listener=ask).stopped
     run_job(train_vit_job(load_run(parts)), resume=True, **NOTHING)
-    last = [tmp_path / name / "run" / "checkpoint-6" for name in ("parts", "whole")]
+    last = [tmp_path / name / "run" / "checkpoint-8" for name in ("parts", "whole")]
     assert_same_state(*last)
     assert (last[0] / "averaged.safetensors").read_bytes() == (last[1] / "averaged.safetensors").read_bytes()
 

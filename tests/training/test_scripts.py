@@ -1,6 +1,5 @@
 """The scripts as users start them: processes of their own, killed, continued, in parallel."""
 
-import json
 import os
 import signal
 import subprocess
@@ -17,7 +16,16 @@ from seqpe_zoo.training.job import run_job
 from seqpe_zoo.training.run_config import load_run
 from seqpe_zoo.training.text_jobs import train_gpt2_job
 
-from .helpers import SCRIPTS, environment, image_recipe, run_script, squad_file, text_recipe, write_recipe
+from .helpers import (
+    SCRIPTS,
+    environment,
+    image_recipe,
+    logged_losses,
+    run_script,
+    squad_file,
+    text_recipe,
+    write_recipe,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -77,33 +85,55 @@ def test_terminated_run_saves_and_ends_cleanly(tmp_path: Path) -> None:
     assert len(list((tmp_path / "run").glob("checkpoint-*/complete.json"))) == 1
 
 
-def losses(folder: Path) -> list[float]:
-    log = json.loads((folder / "results.json").read_text())["details"]["log"]
-    return [entry["loss"] for entry in log if "loss" in entry]
+# Dropout and drawn positions differ between processes, as they should; without them losses must agree.
+QUIET = [
+    "model.position_encoding_args="
+    "{num_digits: 4, distance_weight: 0.0, ood_weight: 0.0, shift_probability: 0.0, dropout: 0.0}",
+    "model.architecture="
+    "{n_embd: 32, n_layer: 2, n_head: 4, resid_pdrop: 0.0, embd_pdrop: 0.0, attn_pdrop: 0.0}",
+    "training.log_every=1",
+]
 
 
-def test_two_processes_give_the_loss_of_one(tmp_path: Path) -> None:
-    # Dropout and drawn positions differ between processes, as they should; without them losses must agree.
-    quiet = "{num_digits: 4, distance_weight: 0.0, ood_weight: 0.0, shift_probability: 0.0, dropout: 0.0}"
-    sizes = "{n_embd: 32, n_layer: 2, n_head: 4, resid_pdrop: 0.0, embd_pdrop: 0.0, attn_pdrop: 0.0}"
-    changes = [
-        f"model.position_encoding_args={quiet}",
-        f"model.architecture={sizes}",
-        "training.log_every=1",
-    ]
-    one = text_recipe(tmp_path / "one", training__batch_size=8)
-    two = text_recipe(tmp_path / "two", training__batch_size=4)
-    run_job(train_gpt2_job(load_run(one, changes)), listener=lambda *_: None)
+@pytest.fixture(scope="module")
+def run_of_one_process(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    recipe = text_recipe(tmp_path_factory.mktemp("one"), training__batch_size=8)
+    return run_job(train_gpt2_job(load_run(recipe, QUIET)), listener=lambda *_: None).folder
+
+
+def run_two_processes(*words: str | Path) -> None:
     # accelerate's own launcher of CPU processes needs MPI; that of several GPUs starts them without.
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
     launch += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
     launch += ["--num_cpu_threads_per_process", "1", "--main_process_port", "0"]
-    command = [*launch, str(SCRIPTS / "train_gpt2_wikitext.py"), str(two), *changes]
     both = subprocess.run(
-        command, env=environment(), capture_output=True, text=True, timeout=400, check=False
+        [*launch, *map(str, words)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
     )
     assert both.returncode == 0, both.stderr[-3000:]
-    assert losses(tmp_path / "two" / "run") == pytest.approx(losses(tmp_path / "one" / "run"), rel=2e-4)
+
+
+def test_two_processes_give_the_loss_of_one(tmp_path: Path, run_of_one_process: Path) -> None:
+    recipe = text_recipe(tmp_path, training__batch_size=4)
+    run_two_processes(SCRIPTS / "train_gpt2_wikitext.py", recipe, *QUIET)
+    assert logged_losses(tmp_path / "run") == pytest.approx(logged_losses(run_of_one_process), rel=2e-4)
+
+
+def test_sharded_processes_give_the_model_of_one(tmp_path: Path, run_of_one_process: Path) -> None:
+    recipe = text_recipe(tmp_path, training__batch_size=4, training__select_best=True)
+    starter = Path(__file__).with_name("sharded_on_cpu.py")
+    script = SCRIPTS / "train_gpt2_wikitext.py"
+    run_two_processes(starter, script, recipe, *QUIET, "training.fsdp=true")
+    run = tmp_path / "run"
+    assert (run / "checkpoint-6" / "pytorch_model_fsdp.bin").is_file()  # it was sharded
+    assert logged_losses(run) == pytest.approx(logged_losses(run_of_one_process), rel=2e-4)
+    one, two = (load_file(folder / "model.safetensors") for folder in (run_of_one_process, run))
+    assert one.keys() == two.keys()
+    assert all(value.allclose(one[name], atol=1e-4) for name, value in two.items())
 
 
 def test_images_train_and_fine_tune_from_the_command_line(tmp_path: Path) -> None:
