@@ -5,9 +5,11 @@ Nothing heavy is imported before a command runs, so that `--help` answers at onc
 """
 
 import argparse
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from . import __version__
@@ -45,11 +47,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _add_own_commands(subparsers: Any) -> None:
-    listing = subparsers.add_parser("list", help="position encodings and timm models of this package")
+    listing = subparsers.add_parser("list", help="position encodings, timm models and the zoo's own weights")
     listing.set_defaults(handler=_list)
     info = subparsers.add_parser("info", help="a position encoding and its options")
     info.add_argument("name", help="as printed by `seqpe-zoo list`")
     info.set_defaults(handler=_info)
+    bench = subparsers.add_parser("bench", help="compare speed and memory with timm and transformers")
+    bench.add_argument("--full", action="store_true", help="all sizes, more repetitions")
+    bench.add_argument("--only", nargs="+", metavar="SECTION", default=[], help="as core, vit, gpt2, startup")
+    bench.set_defaults(handler=_bench)
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -67,7 +73,25 @@ def _list(options: argparse.Namespace) -> int:
     console = Console()
     console.print(table)
     console.print("timm models:", ", ".join(timm.list_models(["vit_*_seqpe_*", "vit_*_pe_*"])))
+    console.print(_zoo_table())
     return 0
+
+
+def _zoo_table() -> Any:
+    from rich.table import Table
+
+    from .evaluation.report import format_value
+    from .hub.zoo_entries import zoo_entries
+
+    entries = zoo_entries()
+    if not entries:
+        return "trained models: in model_cards/ of a clone of the repository; this installation has none"
+    table = Table("name", "encoding", "size", "trained on", "metric", "measured", title="trained models")
+    for entry in entries:
+        cells = [f"{size}: {format_value(entry.metric, value)}" for size, value in entry.measured.items()]
+        columns = (entry.name, entry.encoding, entry.parameters, entry.trained_on, entry.metric)
+        table.add_row(*columns, "\n".join(cells) or "not measured")
+    return table
 
 
 def _info(options: argparse.Namespace) -> int:
@@ -83,6 +107,20 @@ def _info(options: argparse.Namespace) -> int:
     for field in fields(encoding.Options):
         print(f"  {field.name} = {field.default!r}")
     return 0
+
+
+def _bench(options: argparse.Namespace) -> int:
+    repository = Path(__file__).parents[1]
+    if not (repository / "benchmarks" / "run.py").is_file():
+        print(
+            "the benchmarks are in the repository, not in the installed package: clone it and run "
+            "`make bench` there",
+            file=sys.stderr,
+        )
+        return 2
+    words = [*(["--full"] if options.full else []), *(["--only", *options.only] if options.only else [])]
+    command = [sys.executable, "-m", "benchmarks.run", *words]
+    return subprocess.run(command, cwd=repository, check=False).returncode
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ def test_help_names_every_command(capsys):
     assert stop.value.code == 0
     text = capsys.readouterr().out
     commands = "list info demo train evaluate compare diagnose plot convert graft stage check plan push"
-    commands += " verify sync-code"
+    commands += " verify sync-code bench app"
     for command in commands.split():
         assert re.search(rf"^    {command}\b", text, re.MULTILINE), command
 
@@ -31,3 +31,14 @@ def test_info_shows_options_and_defaults(capsys):
 def test_info_of_an_unknown_encoding_lists_the_known_ones(capsys):
     assert main(["info", "rape"]) == 2
     assert "unknown position encoding 'rape'; the known ones are: nope" in capsys.readouterr().err
+
+
+def test_bench_measures_in_a_clone(capfd):
+    assert main(["bench", "--only", "nothing"]) == 2
+    assert "invalid choice: 'nothing'" in capfd.readouterr().err
+
+
+def test_bench_outside_of_a_clone_says_where_it_is(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr("seqpe_zoo.cli.__file__", str(tmp_path / "seqpe_zoo" / "cli.py"))
+    assert main(["bench"]) == 2
+    assert "clone it and run `make bench`" in capsys.readouterr().err
