@@ -1,21 +1,30 @@
 """The Hub client as this package uses it: timeouts, a deadline, retries exactly where the client has none.
 
 huggingface_hub retries uploads, listings and downloads itself, but waits without limit for a silent peer and
-obeys any `Retry-After`. `open_client` gives its HTTP session timeouts and a deadline. The calls it does not
-retry (whoami, create_repo, repo_info, refs, tags, settings, card validation, the commit itself) go through
-`Client.call`.
+obeys any `Retry-After`. `open_client` gives its HTTP session timeouts and a deadline, and breaks off hf_xet,
+which has a session of its own, when the deadline is over. The calls that the client does not retry (whoami,
+create_repo, repo_info, refs, tags, settings, card validation, the commit itself) go through `Client.call`.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from .errors import DeadlineExceeded, OfflineMode, RepositoryMissing, WrongEndpoint, chain, explain
+from .errors import (
+    DeadlineExceeded,
+    HubError,
+    OfflineMode,
+    RepositoryMissing,
+    WrongEndpoint,
+    chain,
+    explain,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +113,7 @@ class Client:
             except Exception as error:
                 wait = retry_wait(error, attempt)
                 if wait is None or attempt == ATTEMPTS:
-                    raise explain(error, doing) from error
+                    raise self.explain(error, doing) from error
                 self.wait(doing, wait, attempt, error)
         raise AssertionError("unreachable")
 
@@ -113,7 +122,14 @@ class Client:
         try:
             return function(*args, **kwargs)
         except Exception as error:
-            raise explain(error, doing) from error
+            raise self.explain(error, doing) from error
+
+    def explain(self, error: Exception, doing: str) -> HubError:
+        """Translate an error; one of no known kind after the deadline is what breaking off hf_xet raises."""
+        explained = explain(error, doing)
+        if type(explained) is HubError and self.deadline.left() <= 0:
+            return DeadlineExceeded(f"{doing}: the deadline of {self.deadline.seconds:.0f} s is over")
+        return explained
 
     def wait(self, doing: str, seconds: float, attempt: int, error: BaseException) -> None:
         """Sleep before another attempt, unless the deadline comes first."""
@@ -171,10 +187,21 @@ def open_client(deadline: float = 7200.0, token: str | None = None) -> Iterator[
         raise OfflineMode("HF_HUB_OFFLINE is set")
     limit = Deadline(deadline)
     set_client_factory(lambda: _guarded_session(limit))
+    alarm = threading.Timer(min(deadline, threading.TIMEOUT_MAX), _break_off_xet)
+    alarm.daemon = True
+    alarm.start()
     try:
         yield Client(HfApi(token=token), limit)
     finally:
+        alarm.cancel()
         set_client_factory(default_client_factory)
+
+
+def _break_off_xet() -> None:
+    """End what hf_xet is doing, as an interrupt by the user would."""
+    from huggingface_hub.utils._xet import abort_xet_session
+
+    abort_xet_session()
 
 
 def whoami(client: Client) -> tuple[str, str]:

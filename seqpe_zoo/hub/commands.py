@@ -76,6 +76,8 @@ def run_stage(options: argparse.Namespace) -> int:
         **({"portable": options.portable} if options.portable else {}),
     )
     _say(f"staged {len(staged.files)} files for {' and '.join(staged.libraries)}: {', '.join(staged.files)}")
+    if staged.one_library_because:
+        _say(f"not for both libraries: {staged.one_library_because}")
     if staged.left_out:
         _say(f"left behind: {', '.join(staged.left_out)}")
     return 0
@@ -218,7 +220,7 @@ def run_loopback_hub(options: argparse.Namespace) -> int:
     """Serve a Hub on this machine."""
     from .loopback.server import serve
 
-    return serve(options.root, options.port, options.faults, options.multipart_above, options.chunk_size)
+    return serve(options)
 
 
 @_handler

@@ -21,7 +21,6 @@ from .errors import (
     TagExists,
     VerificationFailed,
     chain,
-    explain,
 )
 from .plan import Plan, Target, is_same, remote_tree
 
@@ -51,7 +50,7 @@ def send_commit(client: Client, folder: Path, plan: Plan, message: str) -> tuple
             )
             return str(info.oid), info.pr_url
         except Exception as error:
-            explained = explain(error, f"committing to {target.repo_id}")
+            explained = client.explain(error, f"committing to {target.repo_id}")
             landed = _find_landed(client, plan, explained)
             if landed is not None:
                 logger.warning("the answer to the commit was lost, but the commit is there: %s", landed[0])

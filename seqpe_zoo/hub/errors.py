@@ -231,7 +231,7 @@ def _explain_one(error: BaseException, doing: str) -> HubError | None:
         )
     if isinstance(error, httpx.TransportError):
         return ConnectionLost(f"{doing}: {type(error).__name__}: {error}")
-    if "xet-write-token" in str(error) or "xet-read-token" in str(error):
+    if re.search(r"404.*xet-(write|read)-token", str(error)):
         return XetUnavailable(f"{doing}: this server has no xet storage")
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return DiskFull(f"{doing}: {error.strerror}")

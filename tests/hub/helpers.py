@@ -99,7 +99,7 @@ class LoopbackHub:
         """Run a hub command in its own process and return what it said."""
         command = [sys.executable, str(LIGHT), *map(str, arguments)]
         env = hub_environment(self.home, self.url, token, **extra)
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=400)
         ran = Ran(done.returncode, done.stdout, done.stderr)
         if token:
             assert token not in ran.text, "the token reached the output"
@@ -136,6 +136,15 @@ def write_card_folder(folder: Path, facts: str = FACTS, results: dict | None = N
     if results is not None:
         (folder / "results.json").write_text(json.dumps(results))
     return folder
+
+
+def put_collection(hub: LoopbackHub) -> str:
+    """Give a hub an empty collection and return its slug."""
+    slug = "rehearsal/zoo-000000000000000000000000"
+    entry = {"slug": slug, "title": "Zoo", "owner": {"name": "rehearsal"}, "items": [], "position": 0}
+    entry |= {"lastUpdated": "2026-01-01T00:00:00.000Z", "private": False, "theme": "pink", "upvotes": 0}
+    (hub.root / "collections.json").write_text(json.dumps({slug: entry}))
+    return slug
 
 
 def folder_hashes(folder: Path) -> dict[str, str]:

@@ -15,7 +15,7 @@ import urllib.request
 
 import pytest
 
-from tests.hub.helpers import LIGHT, REPO, folder_hashes, hub_environment
+from tests.hub.helpers import LIGHT, REPO, folder_hashes, hub_environment, put_collection
 
 
 def assert_published_once(hub, folder, ran):
@@ -185,6 +185,23 @@ def test_503_when_made_public_and_write_check_passes(hub, folder):
     ran = hub.push(folder, "--public", "--verify", "files")
     assert_published_once(hub, folder, ran)
     assert hub.state()["private"] is False
+
+
+def test_503_at_a_new_branch_a_collection_and_the_download_passes(hub, folder):
+    slug = put_collection(hub)
+    hub.push(folder)
+    steps = ("branch", "collections", "resolve-head", "resolve", "commits")
+    for step in steps:
+        hub.fault(step, status=503, retry_after=0)
+    hub.fault("commit", "lost-answer")  # after which the history ("commits") is read
+    (folder / "config.json").write_text('{"model_type": "gpt2"}')
+    restage(folder)
+    options = ("--revision", "next", "--tag", "v2", "--collection", slug, "--verify", "files")
+    ran = hub.push(folder, *options)
+    assert ran.code == 0, ran.text
+    assert {line["step"] for line in hub.log() if line.get("fault")} == {*steps, "commit"}
+    assert hub.commits() == 2
+    assert hub.files(commit=hub.state()["tags"]["v2"]) == folder_hashes(folder)
 
 
 @pytest.mark.parametrize("step", ["whoami", "validate-yaml", "commit"])

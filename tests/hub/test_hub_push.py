@@ -4,7 +4,7 @@ import json
 
 from seqpe_zoo.hub.check import write_receipt
 from seqpe_zoo.hub.manifest import read_manifest, sha256_of, write_manifest
-from tests.hub.helpers import REPO, folder_hashes, safetensors_bytes
+from tests.hub.helpers import REPO, folder_hashes, put_collection, safetensors_bytes
 
 
 def change_weights(folder, values=b"\1" * 64):
@@ -177,15 +177,7 @@ def test_revision_commits_to_a_branch_made_on_request(hub, folder):
 
 
 def test_collection_receives_the_repository_once(hub, folder):
-    slug = "rehearsal/zoo-000000000000000000000000"
-    table = {slug: {"slug": slug, "title": "Zoo", "owner": {"name": "rehearsal"}, "items": [], "position": 0}}
-    table[slug] |= {
-        "lastUpdated": "2026-01-01T00:00:00.000Z",
-        "private": False,
-        "theme": "pink",
-        "upvotes": 0,
-    }
-    (hub.root / "collections.json").write_text(json.dumps(table))
+    slug = put_collection(hub)
     assert hub.push(folder, "--collection", slug).code == 0
     assert hub.push(folder, "--collection", slug).code == 0
     items = json.loads((hub.root / "collections.json").read_text())[slug]["items"]

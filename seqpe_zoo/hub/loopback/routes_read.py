@@ -146,6 +146,9 @@ def resolve(hub: Hub, request: Request) -> Reply:
     headers["ETag"] = '"' + (entry["sha256"] if entry["lfs"] else entry["oid"]) + '"'
     if entry["lfs"]:
         headers.update({"X-Linked-Size": str(entry["size"]), "X-Linked-Etag": headers["ETag"]})
+        if hub.store.xet and (xet_hash := hub.store.xet.find(entry["sha256"])):
+            token = f"{hub.url}/api/models/{request.groups['repo']}/xet-read-token/{sha}"
+            headers.update({"X-Xet-Hash": xet_hash, "X-Xet-Refresh-Route": token})
     blob, size = hub.store.blob(entry["sha256"]), entry["size"]
     asked = re.fullmatch(r"bytes=(\d+)-(\d*)", request.headers.get("Range", ""))
     if not asked or request.method == "HEAD":

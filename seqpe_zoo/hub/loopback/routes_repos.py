@@ -40,12 +40,6 @@ def auth_check_write(hub: Hub, request: Request) -> Reply:
     return Reply({})
 
 
-@route("GET", MODEL + "/xet-(?:write|read)-token/(?P<revision>[^/]+)", "xet-token")
-def xet_token(hub: Hub, request: Request) -> Reply:
-    """Refuse: like most self-hosted hubs this one has no xet storage."""
-    raise StoreError(404, "no xet storage here; set HF_HUB_DISABLE_XET=1")
-
-
 @route("POST", "/api/repos/create", "create-repo", role="write")
 def create_repo(hub: Hub, request: Request) -> Reply:
     """Create a model repository."""

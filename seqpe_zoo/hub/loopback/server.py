@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from . import routes_read, routes_repos, routes_upload  # noqa: F401 (they fill the table of routes)
+from . import routes_read, routes_repos, routes_upload, routes_xet  # noqa: F401 (they fill the routes)
 from .faults import Fault, Faults
 from .protocol import Hub, Reply, Request, find_route
 from .store import Store, StoreError
@@ -45,11 +45,12 @@ class LoopbackServer(ThreadingHTTPServer):
         faults: list[dict[str, Any]] | None = None,
         multipart_above: int = 64 << 20,
         chunk_size: int = 16 << 20,
+        xet: bool = False,
     ) -> None:
         super().__init__(("127.0.0.1", port), _Handler)
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
         self.faults = Faults(faults)
-        self.hub = Hub(Store(root), self.url, secrets.token_bytes(16), multipart_above, chunk_size)
+        self.hub = Hub(Store(root, xet), self.url, secrets.token_bytes(16), multipart_above, chunk_size)
         self.log_path = root / "requests.jsonl"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -243,12 +244,14 @@ class _Handler(BaseHTTPRequestHandler):
         """Say nothing on the terminal: the log file has it."""
 
 
-def serve(root: Path, port: int, faults: Path | None, multipart_above: int, chunk_size: int) -> int:
-    """Run the hub until it is interrupted."""
-    injected = json.loads(faults.read_text()) if faults else None
-    server = LoopbackServer(root, port, injected, multipart_above, chunk_size)
-    sys.stdout.write(f"loopback hub at {server.url}, its repositories in {root}\n")
-    sys.stdout.write(f"  export HF_ENDPOINT={server.url} HF_HUB_DISABLE_XET=1 HF_TOKEN=hf_loopback_write\n")
+def serve(options: argparse.Namespace) -> int:
+    """Run the hub until it is interrupted; for the options see `add_arguments`."""
+    injected = json.loads(options.faults.read_text()) if options.faults else None
+    sizes = (options.multipart_above, options.chunk_size)
+    server = LoopbackServer(options.root, options.port, injected, *sizes, xet=options.xet)
+    sys.stdout.write(f"loopback hub at {server.url}, its repositories in {options.root}\n")
+    without = "" if options.xet else "HF_HUB_DISABLE_XET=1 "
+    sys.stdout.write(f"  export HF_ENDPOINT={server.url} {without}HF_TOKEN=hf_loopback_write\n")
     sys.stdout.flush()
     try:
         server.serve_forever(poll_interval=0.1)
@@ -272,6 +275,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--multipart-above", type=int, default=64 << 20, help="bytes from which uploads come in parts"
     )
     parser.add_argument("--chunk-size", type=int, default=16 << 20, help="bytes of one part")
+    parser.add_argument("--xet", action="store_true", help="offer xet storage, in a folder; needs hf_xet")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -280,5 +284,4 @@ def main(argv: list[str] | None = None) -> int:
         prog="seqpe-zoo loopback-hub", description="A Hub on this machine to rehearse a push."
     )
     add_arguments(parser)
-    options = parser.parse_args(argv)
-    return serve(options.root, options.port, options.faults, options.multipart_above, options.chunk_size)
+    return serve(parser.parse_args(argv))

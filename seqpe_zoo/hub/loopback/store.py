@@ -17,6 +17,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from .xet import XetFolder
+
 _LFS_SUFFIXES = "safetensors bin pt pth ckpt onnx h5 msgpack npz npy parquet arrow tar gz zip model".split()
 _GITATTRIBUTES = "".join(f"*.{suffix} filter=lfs diff=lfs merge=lfs -text\n" for suffix in _LFS_SUFFIXES)
 _LFS_FROM_BYTES = 10 * 1024 * 1024  # the real Hub, too, moves larger text files to LFS
@@ -43,8 +45,9 @@ def is_lfs(path: str, size: int) -> bool:
 class Store:
     """Repositories below `root`. All methods may be called from several threads."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, xet: bool = False) -> None:
         self.root = root
+        self.xet = XetFolder(root / "xet") if xet else None
         self.lock = threading.RLock()
         for name in ("repos", "blobs", "incoming"):
             (root / name).mkdir(parents=True, exist_ok=True)
@@ -211,6 +214,16 @@ class Store:
         sha256 = self.add_blob(content)
         return {"sha256": sha256, "size": len(content), "oid": git_blob_sha1(content), "lfs": False}
 
+    def _fetch_from_xet(self, sha256: str, size: int) -> bool:
+        """Take a file that came by xet among the blobs; say whether it came."""
+        xet_hash = self.xet.find(sha256) if self.xet else None
+        if self.xet is None or xet_hash is None:
+            return False
+        upload = self.incoming()
+        self.xet.fetch(xet_hash, size, upload)
+        self.accept(upload, sha256)
+        return True
+
     def _apply(self, tree: dict[str, Any], key: str, value: dict[str, Any]) -> None:
         path = value["path"]
         if key in ("file", "lfsFile"):
@@ -218,9 +231,9 @@ class Store:
         if key == "file":
             tree[path] = self._regular_entry(value["content"])
         elif key == "lfsFile":
-            if not self.blob(value["oid"]).is_file():
-                raise StoreError(400, f"LFS object {value['oid']} of {path} was never uploaded")
             sha256, size = value["oid"], value["size"]
+            if not self.blob(sha256).is_file() and not self._fetch_from_xet(sha256, size):
+                raise StoreError(400, f"LFS object {sha256} of {path} was never uploaded")
             pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {size}\n"
             tree[path] = {"sha256": sha256, "size": size, "oid": git_blob_sha1(pointer.encode()), "lfs": True}
         elif key == "deletedFile":
