@@ -73,7 +73,10 @@ def _add_graft(subparsers: Any) -> None:
 
 def _add_library(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--library", choices=("timm", "transformers"), default="timm", help="that loads a ViT (timm)"
+        "--library",
+        choices=("both", "timm", "transformers"),
+        default="both",
+        help="that loads a ViT (both, from the same weights; timm where transformers has no such model)",
     )
 
 
@@ -119,7 +122,8 @@ def _convert(arguments: argparse.Namespace) -> int:
         converted = convert_gpt2(arguments.source, arguments.revision)
     converted = _write(converted, arguments)
     count = sum(converted.record["tensors"].values())
-    _say(f"{arguments.target}: {count} tensors of {converted.record['format']} for {converted.library}")
+    libraries = "both libraries" if converted.library == "both" else converted.library
+    _say(f"{arguments.target}: {count} tensors of {converted.record['format']} for {libraries}")
     for name in converted.record["left_out"]:
         _say(f"  left out: {name}")
     _say_how_to_load(converted, arguments.target)
@@ -157,11 +161,20 @@ def _graft(arguments: argparse.Namespace) -> int:
 
 def _write(converted: Any, arguments: argparse.Namespace) -> Any:
     """Writes the checkpoint for the library asked for, and returns what was written."""
-    from .vit_formats import vit_for_transformers
+    from dataclasses import replace
+
+    from .errors import ConversionError
+    from .vit_formats import transformers_config, vit_for_transformers
     from .zoo_checkpoint import write_checkpoint
 
     if converted.library == "timm" and arguments.library == "transformers":
         converted = vit_for_transformers(converted)
+    elif converted.library == "timm" and arguments.library == "both":
+        try:
+            transformers_config(converted.model, converted.model_args)
+            converted = replace(converted, library="both")
+        except ConversionError as error:
+            _say(f"for timm alone: {error}")
     write_checkpoint(converted, arguments.target)
     return converted
 
@@ -218,8 +231,9 @@ def _say(text: str) -> None:
 
 
 def _say_how_to_load(converted: Any, target: Path) -> None:
-    if converted.library == "timm":
+    if converted.library in ("timm", "both"):
         _say(f'load it: import seqpe_zoo, timm; timm.create_model("local-dir:{target}", pretrained=True)')
-    else:
-        kind = "CausalLM" if converted.model.config.model_type.endswith("gpt2") else "ImageClassification"
+    if converted.library in ("transformers", "both"):
+        text = getattr(getattr(converted.model, "config", None), "model_type", "").endswith("gpt2")
+        kind = "CausalLM" if text else "ImageClassification"
         _say(f'load it: AutoModelFor{kind}.from_pretrained("{target}", trust_remote_code=True)')

@@ -1,8 +1,9 @@
 """Writes checkpoints of the zoo: a folder that timm or transformers loads, complete or not there at all.
 
 timm's is `config.json` (architecture, model_args, num_classes, pretrained_cfg) and `model.safetensors`;
-transformers' is what `save_pretrained` writes, code included. Beside them `conversion.json` records where the
-weights come from. Everything is made in a temporary folder and renamed at the end.
+transformers' is what `save_pretrained` writes, code included; one for both is in `shared_checkpoint.py`.
+Beside them `conversion.json` records where the weights come from. Everything is made in a temporary folder
+and renamed at the end.
 """
 
 import contextlib
@@ -28,7 +29,7 @@ class Converted:
 
     model: Any
     library: str
-    """"timm" or "transformers"."""
+    """That loads it when it is written: "timm", "transformers", or "both" for a timm model of ours."""
     model_args: dict[str, Any] = field(default_factory=dict)
     record: dict[str, Any] = field(default_factory=dict)
     tokenizer: list[Path] = field(default_factory=list)
@@ -60,7 +61,11 @@ def new_folder(target: Path) -> Iterator[Path]:
 def write_checkpoint(converted: Converted, target: Path) -> None:
     """Writes a converted model, atomically."""
     with new_folder(target) as folder:
-        if converted.library == "timm":
+        if converted.library == "both":
+            from .shared_checkpoint import write_shared
+
+            write_shared(converted, folder)
+        elif converted.library == "timm":
             write_timm(converted.model, folder, converted.model_args)
         else:
             write_transformers(converted.model, folder)
@@ -83,13 +88,19 @@ def write_timm(model: nn.Module, folder: Path, model_args: Mapping[str, Any]) ->
     from timm.models import save_for_hf
 
     args = {key: value for key, value in model_args.items() if key != "num_classes"}
+    set_pretrained_cfg(model)
+    save_for_hf(model, folder, model_args=args, safe_serialization=True)
+
+
+def set_pretrained_cfg(model: Any, **changes: Any) -> None:
+    """Tells timm what its own saving leaves at the defaults of an architecture."""
     rows, columns = model.patch_embed.img_size
     model.pretrained_cfg.update(
         input_size=(model.patch_embed.proj.in_channels, rows, columns),
         num_classes=model.num_classes,
         license=None,  # that of timm's default would be a claim about weights of others
+        **changes,
     )
-    save_for_hf(model, folder, model_args=args, safe_serialization=True)
 
 
 def write_transformers(model: Any, folder: Path) -> None:

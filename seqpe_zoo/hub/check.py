@@ -76,8 +76,7 @@ def _load_problems(folder: Path, manifest: dict[str, Any], done: Checked) -> lis
 
     problems = []
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    for library in libraries_of(config):
-        report = probe(library, folder, weights=folder)
+    for library, report in probe(libraries_of(config), folder, weights=folder).items():
         problems += [f"{library}: {problem}" for problem in report["problems"]]
         if report["problems"]:
             continue

@@ -34,32 +34,27 @@ def _environment(home: Path, **extra: str) -> dict[str, str]:
 
 
 def probe(
-    library: str,
+    libraries: list[str],
     place: str | Path,
     *,
     revision: str | None = None,
     with_package: bool = False,
     weights: Path | None = None,
     home: Path | None = None,
-) -> dict[str, Any]:
-    """Load `place` (a folder, or a repository when `revision` is given) with a library and run it once.
+) -> dict[str, dict[str, Any]]:
+    """Load `place` (a folder, or a repository when `revision` is given) with each library and run it once.
 
     Without `with_package` transformers must do with the code beside the weights: seqpe_zoo cannot be
     imported. timm may import it when it does not know the architecture, because no code travels for timm.
 
-    Returns `problems` (sentences), `class`, `fingerprint` of the logits, and `tensors_equal`, the number of
-    tensors that equal those in the folder `weights` bit by bit.
+    Returns by library `problems` (sentences), `class`, `fingerprint` of the logits, and `tensors_equal`, the
+    number of tensors that equal those in the folder `weights` bit by bit.
     """
     place = str(place) if revision else str(Path(place).resolve())  # the process runs in another folder
-    request: dict[str, Any] = {"library": library, "place": place, "revision": revision}
+    request: dict[str, Any] = {"libraries": libraries, "place": place, "revision": revision}
+    request |= {"with_package": with_package, "package_path": _PACKAGE_PATH}
     if weights is not None:
         request["weights"] = str(Path(weights).resolve())
-    if with_package:
-        request["package_path"] = _PACKAGE_PATH
-    elif library == "timm":
-        request["package_if_needed"] = _PACKAGE_PATH
-    else:
-        request["block"] = ["seqpe_zoo"]
     with tempfile.TemporaryDirectory(prefix="seqpe_zoo_probe_") as scratch:
         # The code of a local folder runs without a token and without the network.
         extra = {"HF_HUB_OFFLINE": "1"}
@@ -73,16 +68,15 @@ def probe(
             text=True,
             timeout=_TIMEOUT,
         )
-    for line in reversed(done.stdout.splitlines()):
+    reports = {}
+    for line in done.stdout.splitlines():
         if line.startswith("PROBE "):
             report = json.loads(line.removeprefix("PROBE "))
             report["problems"] = [redact(problem) for problem in report["problems"]]
-            return report
+            reports[report["library"]] = report
     tail = redact("\n".join(done.stderr.splitlines()[-8:]))
-    return {
-        "library": library,
-        "problems": [f"the loading process ended without a report (exit {done.returncode}):\n{tail}"],
-    }
+    silent = {"problems": [f"the loading process ended without a report (exit {done.returncode}):\n{tail}"]}
+    return {library: reports.get(library, silent) for library in libraries}
 
 
 def compare_fingerprints(found: dict[str, Any], wanted: dict[str, Any]) -> str | None:

@@ -12,6 +12,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+# The task's own class, without which only the headless model would load.
+_HEADS = {"seqpe_gpt2": "AutoModelForCausalLM", "seqpe_vit": "AutoModelForImageClassification"}
+
 
 def reference_problems(folder: Path, names: set[str]) -> list[str]:
     """Check that what the files name is here: shards of the index, code of the auto_map and its siblings."""
@@ -40,13 +43,31 @@ def config_problems(config: dict[str, Any]) -> list[str]:
         problems.append("fits neither timm ('architecture') nor transformers ('model_type')")
     if "timm" in libraries:
         problems += _timm_config_problems(config)
+    problems += shared_problems(config)
     if str(config.get("model_type", "")).startswith("seqpe_"):
         mapped = config.get("auto_map") or {}
-        missing = [name for name in ("AutoConfig", "AutoModel") if name not in mapped]
+        wanted = ("AutoConfig", "AutoModel", _HEADS.get(config["model_type"], "AutoModel"))
+        missing = [name for name in dict.fromkeys(wanted) if name not in mapped]
         problems += [f"auto_map has no {name}: transformers would not find the code" for name in missing]
         named = {str(reference).rsplit(".", 1)[-1] for reference in mapped.values()}
         lost = [name for name in config.get("architectures") or [] if name not in named]
         problems += [f"auto_map does not name {name}, the class that was saved" for name in lost]
+    return problems
+
+
+def shared_problems(config: dict[str, Any]) -> list[str]:
+    """Return where timm's part of a config and transformers' part describe different image models."""
+    if config.get("model_type") != "seqpe_vit" or "architecture" not in config:
+        return []
+    problems = []
+    # transformers leaves out the names of two classes, its default.
+    labels, classes = len(config.get("id2label") or range(2)), config.get("num_classes")
+    if labels != classes:
+        problems.append(f"timm's num_classes is {classes}, but transformers' id2label has {labels}")
+    size, input_size = config.get("image_size", 224), (config.get("pretrained_cfg") or {}).get("input_size")
+    wanted = [config.get("num_channels", 3), *([size, size] if isinstance(size, int) else size)]
+    if input_size != wanted:
+        problems.append(f"timm's input_size is {input_size}, but transformers' fields say {wanted}")
     return problems
 
 

@@ -58,7 +58,9 @@ _SECRETS = {
         r"(?i)\b(?:api_?key|secret_?key|access_?key|auth_?token|password)\b[\"']?\s*[:=]\s*[\"'][^\"'\s]{12,}[\"']"
     ),
 }
-_LOCAL_PATH = re.compile(r"(?<![\w./-])(?:/(?:home|root|Users|tmp|mnt|scratch)/|[A-Z]:\\Users\\)[\w.-]+")
+_LOCAL_PATH = re.compile(
+    r"(?<![\w./-])(?:/(?:home|root|Users|tmp|mnt|scratch|work(?:space)?)/|[A-Z]:\\Users\\)[\w.-]+"
+)
 
 
 def name_problem(name: str) -> str | None:

@@ -1,8 +1,8 @@
 """Load a model as a stranger would, run it once, print the outcome as JSON. Runs alone, in a fresh process.
 
-The request on the command line says whether seqpe_zoo is forbidden (`block`: then only the code beside the
-weights can make the model work), imported first (`package_path`), or imported only if timm does not know the
-architecture (`package_if_needed`).
+The request on the command line names the libraries. With `with_package` seqpe_zoo is imported first. Without
+it, transformers goes first and must do with the code beside the weights, for seqpe_zoo cannot be imported;
+timm may import it when it does not know the architecture, because no code travels for timm.
 """
 
 import json
@@ -10,18 +10,13 @@ import math
 import sys
 
 
-def forbid(names):
-    """Make these packages impossible to import, installed or not."""
+class Forbidden:
+    """Makes seqpe_zoo impossible to import, installed or not."""
 
-    class Forbidden:
-        def find_spec(self, fullname, path=None, target=None):
-            if fullname.split(".")[0] in names:
-                raise ModuleNotFoundError(
-                    f"No module named {fullname!r} (hidden by the check)", name=fullname
-                )
-            return
-
-    sys.meta_path.insert(0, Forbidden())
+    def find_spec(self, fullname, path=None, target=None):
+        if fullname.split(".")[0] == "seqpe_zoo":
+            raise ModuleNotFoundError(f"No module named {fullname!r} (hidden by the check)", name=fullname)
+        return
 
 
 def token_input(vocab_size, length):
@@ -77,9 +72,8 @@ def load_timm(request):
     """Return (model, inputs, problems) from timm."""
     import timm
 
-    if request.get("package_if_needed") and needs_package(read_config(request)):
-        sys.path.insert(0, request["package_if_needed"])
-        __import__("seqpe_zoo")
+    if needs_package(read_config(request)):
+        import_package(request)
     place = request["place"]
     if request.get("revision"):
         place = f"hf-hub:{place}@{request['revision']}"
@@ -136,8 +130,10 @@ def load_transformers(request):
     return model.eval(), image_input((getattr(config, "num_channels", 3) or 3, *size)), problems
 
 
-def _same_end(key, name):
-    return key.endswith("." + name) or name.endswith("." + key)
+def same_tensors(state, name):
+    """Return the model's names for a tensor of the file: one of the two may have a word more in front."""
+    found = [key for key in (name, name.partition(".")[2]) if key in state]
+    return found[:1] or [key for key in state if key.partition(".")[2] == name]
 
 
 def compare_tensors(model, folder):
@@ -152,8 +148,7 @@ def compare_tensors(model, folder):
     for path in sorted(Path(folder).glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 (not a dict)
-                # A model may hold the file's names behind a prefix, or the file the model's ("vit.").
-                found = [name] if name in state else [key for key in state if _same_end(key, name)]
+                found = same_tensors(state, name)
                 if len(found) != 1:
                     problems.append(f"tensor {name} is in the file but not in the loaded model")
                 elif not torch.equal(state[found[0]], file.get_tensor(name)):
@@ -163,20 +158,21 @@ def compare_tensors(model, folder):
     return problems[:8], compared
 
 
-def main():
-    """Do what the request says and print one line that begins with PROBE."""
-    request = json.loads(sys.argv[1])
-    if request.get("block"):
-        forbid(set(request["block"]))
-    if request.get("package_path"):
+def import_package(request):
+    """Import seqpe_zoo from where the caller has it."""
+    if request["package_path"] not in sys.path:
         sys.path.insert(0, request["package_path"])
-        __import__("seqpe_zoo")
+    __import__("seqpe_zoo")
+
+
+def look_at(library, request):
+    """Return what a stranger would see with this library."""
     import torch
 
     torch.manual_seed(0)
-    answer = {"library": request["library"], "problems": []}
+    answer = {"library": library, "problems": []}
     try:
-        load = load_timm if request["library"] == "timm" else load_transformers
+        load = load_timm if library == "timm" else load_transformers
         model, inputs, answer["problems"] = load(request)
         if request.get("weights"):
             problems, answer["tensors_equal"] = compare_tensors(model, request["weights"])
@@ -190,7 +186,22 @@ def main():
             answer["problems"].append("the logits are not finite")
     except Exception as error:  # noqa: BLE001 (whatever a stranger would see is the answer)
         answer["problems"].append(f"{type(error).__name__}: {str(error)[:1500]}")
-    sys.stdout.write("PROBE " + json.dumps(answer) + "\n")
+    return answer
+
+
+def main():
+    """Do what the request says and print a line a library that begins with PROBE."""
+    request = json.loads(sys.argv[1])
+    if request["with_package"]:
+        import_package(request)
+    for library in sorted(request["libraries"], reverse=True):  # transformers first
+        hidden = [Forbidden()] if library == "transformers" and not request["with_package"] else []
+        sys.meta_path[:0] = hidden
+        answer = look_at(library, request)
+        for finder in hidden:
+            sys.meta_path.remove(finder)
+        sys.stdout.write("PROBE " + json.dumps(answer) + "\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Make the folder to publish: a fresh one, from allow-listed files only, complete or not there at all.
 
-`stage` copies weights, config, tokenizer and image processor of a run folder, adds the portable code that the
-config's `auto_map` needs, the rendered card and `MANIFEST.json`. Everything is built in a temporary folder
-beside the target and renamed at the end, so an interrupted or failed run leaves nothing behind.
+`stage` copies weights, config, tokenizer and image processor of a run folder, completes image models for both
+libraries (`both_libraries.py`), adds the portable code that the config's `auto_map` needs, the rendered card
+and `MANIFEST.json`. Everything is built in a temporary folder beside the target and renamed at the end, so an
+interrupted or failed run leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import json
 import os
 import shutil
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from .both_libraries import serve_both
 from .card import render
-from .card_facts import load_facts, load_results
+from .card_facts import Facts, load_facts, load_results
 from .config_rules import auto_map_modules, code_closure, libraries_of
 from .contents import find_problems, name_problem
 from .errors import CheckFailed, DiskFull, HubError, UsageError
@@ -44,6 +46,7 @@ class Staged:
     files: list[str]
     left_out: list[str]
     libraries: list[str]
+    one_library_because: str | None = None
 
 
 def stage(
@@ -75,10 +78,10 @@ def stage(
     temporary = target.parent / f".{target.name}.staging-{uuid.uuid4().hex[:8]}"
     try:
         temporary.mkdir(parents=True)
-        config = _copy_model(run_folder, names, temporary)
+        config, reason = serve_both(temporary, _copy_model(run_folder, names, temporary))
         for path in code_closure(portable, _modules_here(config, portable)):
             shutil.copyfile(path, temporary / path.name)
-        facts = load_facts(card_folder / "facts.yaml")
+        facts = _facts_for(config, load_facts(card_folder / "facts.yaml"), reason)
         results = load_results(card_folder / "results.json")
         (temporary / "README.md").write_text(render(facts, results), encoding="utf-8")
         details: dict[str, Any] = {
@@ -103,7 +106,8 @@ def stage(
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     files = sorted(path.name for path in target.iterdir())
-    return Staged(target, files, [name for name in left_out if name not in files], libraries_of(config))
+    left_out = [name for name in left_out if name not in files]
+    return Staged(target, files, left_out, libraries_of(config), reason)
 
 
 def _choose(run_folder: Path) -> tuple[list[str], list[str]]:
@@ -164,6 +168,15 @@ def _copy_model(run_folder: Path, names: list[str], folder: Path) -> dict[str, A
     return config
 
 
+def _facts_for(config: dict[str, Any], facts: Facts, reason: str | None) -> Facts:
+    """Let the card speak of every library that can load the folder, those of the facts first."""
+    possible = libraries_of(config)
+    if missing := [library for library in facts.libraries if library not in possible]:
+        why = f": {reason}" if reason else ""
+        raise CheckFailed([f"the card names {', '.join(missing)}, which cannot load this model{why}"])
+    return replace(facts, libraries=list(dict.fromkeys([*facts.libraries, *possible])))
+
+
 def _modules_here(config: dict[str, Any], portable: Path) -> list[str]:
     modules = auto_map_modules(config)
     if missing := [module for module in modules if not (portable / f"{module}.py").is_file()]:
@@ -175,13 +188,18 @@ def _modules_here(config: dict[str, Any], portable: Path) -> list[str]:
 
 def _fingerprints(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
     """Run the staged model in each library: the installed code where code travels (`check` runs the copy)."""
-    from .clean_room import probe
+    from .clean_room import compare_fingerprints, probe
 
     found, problems = {}, []
-    for library in libraries_of(config):
-        report = probe(library, folder, with_package=library == "transformers" and "auto_map" in config)
+    for library, report in probe(libraries_of(config), folder, with_package="auto_map" in config).items():
         problems += [f"{library}: {problem}" for problem in report["problems"]]
         found[library] = report.get("fingerprint")
+    if (
+        not problems
+        and len(found) == 2
+        and (difference := compare_fingerprints(found["transformers"], found["timm"]))
+    ):
+        problems.append(f"timm and transformers make different models of it: {difference}")
     if problems:
         raise CheckFailed(problems, "the staged model does not load; look at config.json and the weights")
     return found

@@ -158,7 +158,7 @@ def _require_same_logits(
             (full / file.path).unlink()
         else:
             shutil.copyfile(new / file.path, full / file.path)
-    report = probe("transformers", full, weights=full)
+    report = probe(["transformers"], full, weights=full)["transformers"]
     problems = list(report["problems"])
     if not problems and recorded and (difference := compare_fingerprints(report["fingerprint"], recorded)):
         problems.append(difference)

@@ -128,8 +128,9 @@ def _load_problems(repo_id: str, commit: str, snapshot: Path, home: Path, done: 
 
     problems = []
     recorded = read_manifest(snapshot)["fingerprints"]
-    for library in libraries_of(json.loads((snapshot / "config.json").read_text(encoding="utf-8"))):
-        report = probe(library, repo_id, revision=commit, weights=snapshot, home=home)
+    libraries = libraries_of(json.loads((snapshot / "config.json").read_text(encoding="utf-8")))
+    reports = probe(libraries, repo_id, revision=commit, weights=snapshot, home=home)
+    for library, report in reports.items():
         problems += [f"{library}: {problem}" for problem in report["problems"]]
         if report["problems"]:
             continue

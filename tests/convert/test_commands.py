@@ -31,7 +31,7 @@ def test_release_is_converted(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     write_text_run(tmp_path / "seqpe" / "lm_seqpe_ckpt", "gpt2_seqpe_attn_scalar_single")
     assert run("convert", tmp_path / "seqpe", tmp_path / "vit", "--subfolder", "image_seqpe_ckpt") == 0
     said = capsys.readouterr().out
-    assert "tensors of SeqPE release for timm" in said
+    assert "tensors of SeqPE release for both libraries" in said
     assert "left out: max_accuracy" in said
     assert run("convert", tmp_path / "seqpe" / "lm_seqpe_ckpt", tmp_path / "lm") == 0
     assert "AutoModelForCausalLM" in capsys.readouterr().out

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from seqpe_zoo.hub import errors
+from seqpe_zoo.hub.both_libraries import add_prefix
 from seqpe_zoo.hub.clean_room import compare_fingerprints
 from seqpe_zoo.hub.client import Deadline, backoff
 from seqpe_zoo.hub.config_rules import code_closure, config_problems, libraries_of
@@ -160,7 +161,20 @@ GPT2 = {
 }
 
 
-@pytest.mark.parametrize("config", [VIT, GPT2, VIT | GPT2], ids=["timm", "transformers", "both"])
+SHARED_VIT = VIT | {
+    "model_type": "seqpe_vit",
+    "architectures": ["SeqPEViTForImageClassification"],
+    "image_size": 64,
+    "id2label": {str(number): str(number) for number in range(10)},
+    "auto_map": {
+        "AutoConfig": "configuration_seqpe_vit.SeqPEViTConfig",
+        "AutoModel": "modeling_seqpe_vit.SeqPEViTModel",
+        "AutoModelForImageClassification": "modeling_seqpe_vit.SeqPEViTForImageClassification",
+    },
+}
+
+
+@pytest.mark.parametrize("config", [VIT, GPT2, SHARED_VIT], ids=["timm", "transformers", "both"])
 def test_complete_configs_pass(config):
     assert config_problems(config) == []
 
@@ -177,6 +191,15 @@ def test_complete_configs_pass(config):
         (VIT | {"pretrained_cfg": {"num_classes": 10}}, "needs input_size"),
         (GPT2 | {"auto_map": {"AutoConfig": "c.SeqPEGPT2Config"}}, "no AutoModel"),
         (GPT2 | {"architectures": ["SeqPEGPT2ForSequenceClassification"]}, "the class that was saved"),
+        (
+            SHARED_VIT | {"auto_map": {"AutoConfig": "c.C", "AutoModel": "m.M"}},
+            "no AutoModelForImageClassification",
+        ),
+        (
+            SHARED_VIT | {"id2label": {"0": "a", "1": "b"}},
+            "but transformers' id2label has 2",
+        ),
+        (SHARED_VIT | {"image_size": [64, 32]}, "but transformers' fields say [3, 64, 32]"),
     ],
 )
 def test_configs_that_build_another_model_are_noticed(config, words):
@@ -186,6 +209,25 @@ def test_configs_that_build_another_model_are_noticed(config, words):
 def test_libraries_are_read_from_the_config():
     assert libraries_of({"architecture": "vit", "model_type": "seqpe_vit"}) == ["timm", "transformers"]
     assert libraries_of({}) == []
+
+
+def test_tensors_get_a_prefix_and_keep_their_bytes(tmp_path):
+    from safetensors.numpy import load
+
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(safetensors_bytes(bytes(range(64))))
+    for _ in range(2):  # a second time changes nothing
+        add_prefix(path, "vit.")
+        tensors = load(path.read_bytes())
+        assert list(tensors) == ["vit.weight"]
+        assert tensors["vit.weight"].tobytes() == bytes(range(64))
+    assert not list(tmp_path.glob("*.renamed"))
+
+
+def test_a_card_that_names_a_library_which_cannot_load_the_model_is_refused(run_folder, tmp_path):
+    card = write_card_folder(tmp_path / "card", FACTS.replace("[transformers]", "[timm, transformers]"))
+    with pytest.raises(errors.CheckFailed, match="the card names timm, which cannot load this model"):
+        stage(run_folder, tmp_path / "out", card_folder=card, fingerprint=False)
 
 
 def test_git_sha1_is_the_one_of_git(tmp_path):

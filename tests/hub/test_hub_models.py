@@ -1,6 +1,7 @@
 """The whole road with models that load: stage, check, push, verify, and back with timm and transformers.
 
-The language model is loaded where seqpe_zoo cannot be imported: its code travels with the weights.
+Both are loaded where seqpe_zoo cannot be imported: their code travels with the weights. The image model is
+written by timm and loaded by both libraries.
 """
 
 import json
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from seqpe_zoo.hub.check import CheckFailed, check, receipt_path, write_receipt
+from seqpe_zoo.hub.clean_room import compare_fingerprints
 from seqpe_zoo.hub.manifest import read_manifest
 from seqpe_zoo.hub.stage import PORTABLE
 from seqpe_zoo.portable.version import PORTABLE_VERSION
@@ -42,7 +44,7 @@ repo_id: {VIT}
 tag: v1.0
 summary: Two layers, made by a test.
 license: apache-2.0
-libraries: [timm]
+libraries: [timm]  # what the training wrote; staging adds transformers
 pipeline_tag: image-classification
 position_encoding: {{name: seqpe, integration: mul, base: 10, num_digits: 2}}
 trained_on: nothing
@@ -67,26 +69,43 @@ LOAD_BACK = """
 import json, sys
 sys.modules["seqpe_zoo"] = None  # as if it were not installed
 import timm, torch
-from transformers import AutoModelForCausalLM, AutoModelForImageClassification
-lm = AutoModelForCausalLM.from_pretrained("zoo/tiny-lm", trust_remote_code=True, revision="v1.0").eval()
+from huggingface_hub import snapshot_download
+from PIL import Image
+from transformers import (
+    AutoConfig, AutoImageProcessor, AutoModel, AutoModelForCausalLM, AutoModelForImageClassification
+)
+pinned = {"trust_remote_code": True, "revision": "v1.0"}
+lm = AutoModelForCausalLM.from_pretrained("zoo/tiny-lm", **pinned).eval()
+remote = AutoModelForImageClassification.from_pretrained("zoo/tiny-vit", **pinned).eval()
+features = AutoModel.from_pretrained("zoo/tiny-vit", **pinned).eval()
+assert AutoConfig.from_pretrained("zoo/tiny-vit", **pinned).num_labels == 10
+folder, picture = snapshot_download("zoo/tiny-vit"), Image.effect_noise((50, 40), 60).convert("RGB")
+pixels = [
+    AutoImageProcessor.from_pretrained(place)(picture, return_tensors="pt")["pixel_values"]
+    for place in ("zoo/tiny-vit", folder)
+]
+assert torch.equal(*pixels) and pixels[0].shape == (1, 3, 32, 32)
 del sys.modules["seqpe_zoo"]
 sys.path.insert(0, sys.argv[1])
 import seqpe_zoo  # timm learns our architectures from it
 vit = timm.create_model("hf-hub:zoo/tiny-vit@v1.0", pretrained=True).eval()
-wrapped = AutoModelForImageClassification.from_pretrained("zoo/tiny-vit").eval()
+installed = AutoModelForImageClassification.from_pretrained("zoo/tiny-vit").eval()
+assert [type(m).__module__.startswith("seqpe_zoo.") for m in (installed, remote)] == [True, False]
 ids, image = torch.arange(16)[None], torch.linspace(-1, 1, 3 * 32 * 32).reshape(1, 3, 32, 32)
 with torch.no_grad():
     print(json.dumps({
         "lm": lm(ids).logits.flatten()[:8].tolist(),
         "vit": vit(image).flatten().tolist(),
-        "wrapped": wrapped(image).logits.flatten().tolist(),
+        "remote": remote(image).logits.flatten().tolist(),
+        "installed": installed(image).logits.flatten().tolist(),
+        "features": remote.vit.head(features(image).pooler_output).flatten().tolist(),
     }))
 """
 
 
 def run_python(code, *arguments, env):
     done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], env=env, capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", code, *arguments], env=env, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
@@ -114,12 +133,21 @@ def test_staged_folders_hold_what_both_libraries_need(workshop):
     base, _ = workshop
     lm, vit = sorted(folder_hashes(base / "lm")), sorted(folder_hashes(base / "vit"))
     plain = ["MANIFEST.json", "README.md", "config.json", "model.safetensors"]
-    assert vit == plain
+    assert [name for name in vit if not name.endswith(".py")] == sorted([*plain, "preprocessor_config.json"])
+    assert {"modeling_seqpe_vit.py", "configuration_seqpe_vit.py", "vit.py", "pe_seqpe.py"} <= set(vit)
     assert [name for name in lm if not name.endswith(".py")] == sorted([*plain, "generation_config.json"])
     assert {"modeling_seqpe_gpt2.py", "configuration_seqpe_gpt2.py", "pe_seqpe.py", "digits.py"} <= set(lm)
     manifest = read_manifest(base / "lm")
     assert manifest["package"]["portable_version"] == PORTABLE_VERSION
     assert list(manifest["fingerprints"]) == ["transformers"]
+    shared = json.loads((base / "vit" / "config.json").read_text())
+    assert (shared["architecture"], shared["model_type"]) == ("vit_small_patch16_seqpe_224", "seqpe_vit")
+    assert set(shared["auto_map"]) == {"AutoConfig", "AutoModel", "AutoModelForImageClassification"}
+    assert (shared["num_classes"], len(shared["id2label"])) == (10, 10)
+    assert (shared["pretrained_cfg"]["input_size"], shared["image_size"]) == ([3, 32, 32], 32)
+    fingerprints = read_manifest(base / "vit")["fingerprints"]
+    assert compare_fingerprints(fingerprints["timm"], fingerprints["transformers"]) is None
+    assert "AutoModelForImageClassification" in (base / "vit" / "README.md").read_text()
 
 
 @pytest.mark.slow
@@ -140,7 +168,8 @@ def test_the_whole_road_there_and_back(workshop, tmp_path):
     back = run_python(LOAD_BACK, HERE.parents[1], env=hub_environment(tmp_path / "home", hub.url))
     assert back["lm"] == pytest.approx(local["lm"], abs=1e-6)
     assert back["vit"] == pytest.approx(local["vit"], abs=1e-6)
-    assert back["wrapped"] == pytest.approx(local["vit"], abs=1e-5)
+    for name in ("remote", "installed", "features"):
+        assert back[name] == pytest.approx(local["vit"], abs=1e-5), name
     without_network = hub_environment(tmp_path / "home", hub.url, HF_HUB_OFFLINE="1")
     offline = run_python(LOAD_BACK, HERE.parents[1], env=without_network)
     assert offline == back
