@@ -128,10 +128,18 @@ def _results(results: list[Result]) -> str:
     for result in results:
         setting = ", ".join(f"{key} {value}" for key, value in result.setting.items()) or "-"
         value = NOT_MEASURED if result.value is None else f"{result.value:.6g}"
+        if result.mean is not None:
+            value += f"; {result.mean:.6g} ± {result.spread:.2g} over {len(result.seeds)} seeds"
         name = result.dataset["name"] + (
             f" ({result.dataset['split']})" if result.dataset.get("split") else ""
         )
         lines.append(f"| {name} | {setting} | {result.metric} | {value} | {_origin(result)} |")
+    if repeated := next((result for result in results if result.mean is not None), None):
+        seeds = ", ".join(map(str, repeated.seeds))
+        lines += [
+            "",
+            f"The first number is of these weights; mean ± standard deviation are over seeds {seeds}.",
+        ]
     commands = list(dict.fromkeys(r.command for r in results if r.origin == "measured" and r.command))
     for number, command in enumerate(commands, 1):
         lines += ["", f"Command {number}:", "```", command.strip(), "```"]

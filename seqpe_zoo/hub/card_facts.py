@@ -70,8 +70,14 @@ class Result:
     git_sha: str | None = None
     seed: int | None = None
     note: str | None = None
+    # Of repeated runs, of which `value` is one: their seeds, mean and standard deviation (`seed_results.py`).
+    seeds: list[int] = field(default_factory=list)
+    mean: float | None = None
+    spread: float | None = None
 
     def __post_init__(self) -> None:
+        if (self.mean is None) != (self.spread is None) or (self.mean is not None and len(self.seeds) < 2):
+            raise UsageError("results.json: mean and spread go together, with the seeds of at least two runs")
         if self.origin not in ("measured", "paper"):
             raise UsageError(f"results.json: origin {self.origin!r} must be 'measured' or 'paper'")
         if self.origin == "measured" and self.value is not None and not self.command:

@@ -6,15 +6,17 @@ from .card_facts import Facts
 
 
 def usage(facts: Facts) -> str:
-    """Return the snippets a card shows: each library, pinned to the release, and offline."""
+    """Return the snippets a card shows: each library; with the first, pinned to the release and offline."""
     tag, place = facts.tag, f'"{facts.repo_id}"'
-    blocks = []
-    if "transformers" in facts.libraries:
-        blocks.append(("transformers (seqpe_zoo need not be installed)", _transformers(facts, place)))
-    if "timm" in facts.libraries:
-        title = "timm (needs `pip install seqpe_zoo`; the import registers the architecture)"
-        blocks.append((title, _timm(facts, f'"hf-hub:{facts.repo_id}"')))
-    if tag and "transformers" in facts.libraries:
+    each = {
+        "transformers": ("transformers (seqpe_zoo need not be installed)", _transformers(facts, place)),
+        "timm": (
+            "timm (needs `pip install seqpe_zoo`; the import registers the architecture)",
+            _timm(facts, f'"hf-hub:{facts.repo_id}"'),
+        ),
+    }
+    blocks = [each[library] for library in facts.libraries]
+    if tag and facts.libraries[0] == "transformers":
         pinned = f', revision="{tag}", code_revision="{tag}"'
         blocks.append((f"Pinned to the release {tag}", _transformers(facts, place, pinned)))
     elif tag:
@@ -36,11 +38,17 @@ def _transformers(facts: Facts, place: str, pinned: str = "", first: str = "", m
     vision = facts.pipeline_tag.startswith("image")
     kind = "AutoModelForImageClassification" if vision else "AutoModelForCausalLM"
     names, lines, inputs = kind, [first] if first else [], "torch.arange(16)[None]"
+    revision = pinned.split(", code_revision")[0]
+    imports = ["import torch", *([more] if more else [])]
     if vision:
-        inputs = f"pixel_values={_image(facts)}"
+        names, inputs = f"AutoImageProcessor, {kind}", "**inputs"
+        imports.append("from PIL import Image")
+        lines.append(f"processor = AutoImageProcessor.from_pretrained({place}{revision})")
+        mode = "L" if facts.input_size and facts.input_size[0] == 1 else "RGB"
+        lines.append(f'picture = Image.new("{mode}", (300, 200), "white")  # or Image.open("yours.jpg")')
+        lines.append('inputs = processor(picture, return_tensors="pt")')
     elif facts.tokenizer:
         names, inputs = f"{kind}, AutoTokenizer", "**inputs"
-        revision = pinned.split(", code_revision")[0]
         lines.append(f"tokenizer = AutoTokenizer.from_pretrained({place}{revision})")
         lines.append('inputs = tokenizer("Where is this word?", return_tensors="pt")')
     lines += [
@@ -48,7 +56,7 @@ def _transformers(facts: Facts, place: str, pinned: str = "", first: str = "", m
         "with torch.no_grad():",
         f"    print(model({inputs}).logits.shape)",
     ]
-    return _program(["import torch", f"from transformers import {names}", *([more] if more else [])], *lines)
+    return _program([*imports, f"from transformers import {names}"], *lines)
 
 
 def _timm(facts: Facts, place: str, first: str = "", more: str = "") -> str:
@@ -65,6 +73,6 @@ def _timm(facts: Facts, place: str, first: str = "", more: str = "") -> str:
 def _offline(facts: Facts) -> str:
     download = f'folder = snapshot_download("{facts.repo_id}", local_dir="model_folder")  # once, online'
     more = "from huggingface_hub import snapshot_download"
-    if "transformers" in facts.libraries:
+    if facts.libraries[0] == "transformers":
         return _transformers(facts, "folder", first=download, more=more)
     return _timm(facts, 'f"local-dir:{folder}"', first=download, more=more)

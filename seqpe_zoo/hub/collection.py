@@ -25,7 +25,8 @@ Made from the models' facts and results by `python -m seqpe_zoo.hub.collection m
 {rows}
 
 "as trained" is the length or resolution of training, or the smallest one reported. Numbers reported in the
-paper are of the authors' own code and weights; each card names the table, or the command that measured.
+paper are of the authors' own code and weights; each card names the table, or the command that measured. A
+number with ± is the mean over the seeds that the card names, with their standard deviation.
 
 ## Models
 
@@ -76,6 +77,8 @@ def _size(result: Result) -> float:
 
 def _cell(result: Result) -> str:
     value = NOT_MEASURED if result.value is None else f"{result.value:.6g}"
+    if result.mean is not None:
+        value = f"{result.mean:.6g} ± {result.spread:.2g}"
     setting = ", ".join(f"{name} {value}" for name, value in result.setting.items())
     return f"{value} ({setting})" if setting else value
 

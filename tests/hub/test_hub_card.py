@@ -12,7 +12,9 @@ from seqpe_zoo.hub.card_facts import load_facts, load_results
 from seqpe_zoo.hub.card_rules import LICENSES, card_problems, split_card
 from seqpe_zoo.hub.check import python_blocks
 from seqpe_zoo.hub.errors import UsageError
-from tests.hub.helpers import FACTS, LIGHT, write_card_folder
+from seqpe_zoo.hub.seed_results import main as merge_seed_files
+from seqpe_zoo.hub.zoo_entries import zoo_entries
+from tests.hub.helpers import FACTS, LIGHT, safetensors_bytes, write_card_folder
 
 RESULTS = {
     "results": [
@@ -195,3 +197,64 @@ def test_card_command_writes_and_notices_stale_cards(tmp_path):
     stale = run("--fresh")
     assert stale.returncode == 1
     assert "seqpe-zoo card" in stale.stderr
+
+
+# Models trained here, several times ---------------------------------------------------------------
+
+
+def write_run(folder, seed, perplexities):
+    """Write `results.json` as an evaluation writes it."""
+    from seqpe_zoo.evaluation.report import Measurement, Report
+
+    data = {"name": "Six novels", "id": "austen", "split": "test"}
+    measurements = [
+        Measurement("seqpe", "text-generation", data, "perplexity", {"length": length}, value)
+        for length, value in perplexities.items()
+    ]
+    return Report("seqpe-zoo compare --recipe mini_lm", seed, measurements).write(folder)
+
+
+@pytest.fixture
+def repeated(tmp_path):
+    """A card folder of a model that was trained with three seeds, weights beside it."""
+    folder = write_card_folder(tmp_path / "model_cards" / "tiny", FACTS)
+    (folder / "model.safetensors").write_bytes(safetensors_bytes())
+    runs = [write_run(tmp_path / str(s), s, {512: 20.0 + s, 32: 10.0 + 2 * s}) for s in range(3)]
+    assert merge_seed_files([str(folder / "results.json"), *map(str, runs)]) == 0
+    return folder
+
+
+def test_card_shows_the_published_run_and_the_mean_over_seeds(repeated):
+    card = render_card(repeated)
+    assert card_problems(card) == []
+    assert "| length 32 | perplexity | 10; 12 ± 2 over 3 seeds | measured here, command 1" in card
+    assert "over seeds 0, 1, 2." in card
+    entries = split_card(card)[0]["model-index"][0]["results"]
+    assert [entry["metrics"][0]["value"] for entry in entries] == [20.0, 10.0]
+
+
+def test_zoo_entries_are_the_cards_with_weights(repeated):
+    write_card_folder(repeated.parent / "paper", FACTS, RESULTS)  # no weights
+    (entry,) = zoo_entries(repeated.parent)
+    assert (entry.name, entry.encoding, entry.metric) == ("tiny", "ape_learn", "perplexity")
+    assert list(entry.measured.items()) == [("length 32", 12.0), ("length 512", 21.0)]
+    assert zoo_entries(repeated.parent / "nothing") == []
+
+
+def test_runs_that_cannot_be_averaged_are_refused(tmp_path, capsys):
+    first, second = write_run(tmp_path / "0", 0, {32: 1.0}), write_run(tmp_path / "1", 1, {64: 1.0})
+    target = tmp_path / "results.json"
+    assert merge_seed_files([str(target), str(first), str(second)]) == 2
+    assert "not every run has a number for perplexity" in capsys.readouterr().err
+    assert merge_seed_files([str(target), str(first), str(first)]) == 2
+    assert "different seeds" in capsys.readouterr().err
+    assert not target.exists()
+
+
+@pytest.mark.parametrize("change", [{"mean": 1.0}, {"mean": 1.0, "spread": 0.1, "seeds": [0]}])
+def test_a_mean_needs_its_spread_and_seeds(tmp_path, change):
+    results = copy.deepcopy(RESULTS)
+    results["results"][1] |= change
+    folder = write_card_folder(tmp_path / "card", FACTS, results)
+    with pytest.raises(UsageError, match="mean and spread go together"):
+        load_results(folder / "results.json")

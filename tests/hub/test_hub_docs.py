@@ -26,7 +26,8 @@ def test_commands_of_the_pages_parse(line):
 
 def test_the_example_card_renders_and_passes_the_rules(tmp_path):
     text = PAGES[1].read_text()
-    facts = re.search(r"```yaml\n(.*?)```", text, re.DOTALL)[1]
+    facts, shortest = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    assert card_problems(render_card(write_card_folder(tmp_path / "shortest", shortest))) == []
     folder = write_card_folder(tmp_path / "card", facts)
     (folder / "results.json").write_text(re.search(r"```json\n(.*?)```", text, re.DOTALL)[1])
     card = render_card(folder)
