@@ -47,7 +47,8 @@ LARGEST_BIAS = 12 * 2048 * 2048
 
 For factors as wide as a head: measured on a CPU, 12 heads of 64, a layer of 1,024 tokens takes 45 ms without
 scores, 61 with them in the mask, 99 in wider heads; at 2,048 tokens 138, 255 and 315. There the matrix takes
-200 MB, once for all layers that share their projection; at 16,384 tokens it would take 13 GB. Narrow factors, as ALiBi's, widen heads at little cost: their limit is lower in proportion.
+200 MB, once for all layers that share their projection; at 16,384 tokens it would take 13 GB. Narrow factors,
+as ALiBi's, widen heads at little cost: their limit is lower in proportion.
 """
 
 MASKING = ("eager", "sdpa")

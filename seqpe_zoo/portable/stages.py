@@ -6,7 +6,7 @@ position head serves all attention heads by broadcasting. Stages have no paramet
 can hold one without adding a key to a state dict, and they may be scripted.
 """
 
-from typing import Optional, Tuple
+from typing import Any, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -119,7 +119,7 @@ def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 @torch.jit.unused
-def _pairs_are_complex(x: Tensor) -> bool:
+def _pairs_are_complex(x: Any) -> bool:
     """Whether pairs can be read as complex numbers: outside of graphs, in full precision, side by side."""
     in_graph = isinstance(x, torch.fx.Proxy) or torch.jit.is_tracing() or torch.compiler.is_compiling()
     if in_graph or x.dtype != torch.float32:

@@ -132,7 +132,12 @@ def finetune_qa_job(run: FinetuneQARun) -> Job:
         if not evaluation.lengths:
             return []
         finished = LanguageModel(run.training.output, model, tokenizer)
-        questions = (evaluation.source or data.validation, evaluation.lengths, evaluation.questions, evaluation.generate)
+        questions = (
+            evaluation.source or data.validation,
+            evaluation.lengths,
+            evaluation.questions,
+            evaluation.generate,
+        )
         return measure_questions(finished, finished.label, *questions)
 
     return Job(
