@@ -64,7 +64,7 @@ def split_questions(source: Path, target: Path) -> dict[str, Path]:
     for split, own in QUESTION_SHARES.items():
         share += own
         last = round(len(articles) * share)
-        files[split] = target / f"questions.{split}.json"
+        files[split] = target / f"{source.stem}.{split}.json"
         part = {**content, "data": articles[first:last]}
         files[split].write_text(json.dumps(part), encoding="utf-8")
         first = last

@@ -123,7 +123,7 @@ def prepare_places(
     if data is None:
         raise DataError(f"this comparison needs --data-dir, a folder or file of {comparison.data}")
     if comparison.data == "texts":
-        folder = split_texts(data, output / "data")
+        folder = split_texts(data, output / "data" / data.name)  # results name the text by its folder
         tokenizer = output / "data" / "tokenizer"
         if not tokenizer.is_dir():
             lines = read_text_files(find_text_files(folder, "train"))

@@ -184,6 +184,7 @@ def check_encoding(model: nn.Module, section: PretrainedConfig) -> None:
 
 def save_language_model(model: nn.Module, tokenizer: Any | None, folder: Path) -> None:
     """Writes a language model with its tokenizer, loadable by transformers with or without this package."""
+    model.config.use_cache = True  # the trainer of transformers turns it off; generation needs it
     model.save_pretrained(folder)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
