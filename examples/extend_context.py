@@ -15,7 +15,7 @@ from seqpe_zoo.portable.configuration_seqpe_gpt2 import SeqPEGPT2Config
 from seqpe_zoo.portable.modeling_seqpe_gpt2 import SeqPEGPT2LMHeadModel
 
 LENGTH, LENGTHS = 64, (64, 128, 256, 512, 1024)
-TEXT = load_stdlib_text(2_000_000, 20_000)  # bytes of Python's own source: put your own tokens here
+TEXT = load_stdlib_text(2_000_000, 8_192)  # bytes of Python's own source: put your own tokens here
 ENCODINGS = {
     "rope": {},
     "alibi": {},
