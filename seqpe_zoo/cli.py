@@ -86,11 +86,14 @@ def _zoo_table() -> Any:
     entries = zoo_entries()
     if not entries:
         return "trained models: in model_cards/ of a clone of the repository; this installation has none"
-    table = Table("name", "encoding", "size", "trained on", "metric", "measured", title="trained models")
+    table = Table(title="trained models, in model_cards/")
+    table.add_column("name", no_wrap=True)
+    table.add_column("trained on")
+    table.add_column("measured")
     for entry in entries:
-        cells = [f"{size}: {format_value(entry.metric, value)}" for size, value in entry.measured.items()]
-        columns = (entry.name, entry.encoding, entry.parameters, entry.trained_on, entry.metric)
-        table.add_row(*columns, "\n".join(cells) or "not measured")
+        cells = [f"{size.split()[-1]}: {format_value(entry.metric, v)}" for size, v in entry.measured.items()]
+        what = f"{entry.metric} at {', '.join(cells)}" if cells else "not measured"
+        table.add_row(entry.name, entry.trained_on, what)
     return table
 
 

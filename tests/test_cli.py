@@ -42,3 +42,10 @@ def test_bench_outside_of_a_clone_says_where_it_is(capsys, monkeypatch, tmp_path
     monkeypatch.setattr("seqpe_zoo.cli.__file__", str(tmp_path / "seqpe_zoo" / "cli.py"))
     assert main(["bench"]) == 2
     assert "clone it and run `make bench`" in capsys.readouterr().err
+
+
+def test_list_shows_trained_models_of_a_clone_with_what_was_measured(capsys):
+    assert main(["list"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "tiny-gpt2-seqpe-austen" in text
+    assert "perplexity at 32:" in text
