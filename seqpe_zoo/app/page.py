@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import gradio as gr
@@ -43,6 +44,8 @@ _STYLE = """
 #picture img {image-rendering: pixelated; width: 100%; height: 100%; object-fit: contain}
 #samples img {image-rendering: pixelated}
 """
+# A slider whose number has been deleted, to type another, has none.
+_NUMBER_AT_LAST = "(...given) => [...given.slice(0, -1), given.at(-1) ?? 0]"
 # One thing is computed at a time: a model's tables are filled while it runs, and two cores are soon busy.
 _ONE_AT_A_TIME: dict[str, Any] = {"concurrency_id": "models", "concurrency_limit": 1}
 
@@ -78,7 +81,8 @@ class _Tab:
 
     def __init__(self, zoo: Zoo) -> None:
         self.zoo = zoo
-        self.names = zoo.names(self.kind)
+        # SeqPE is what visitors come for: it is chosen at first, and another beside it.
+        self.names = sorted(zoo.names(self.kind), key=lambda name: "seqpe" not in name)
 
     def build_choices(self) -> None:
         """Makes the two menus."""
@@ -100,16 +104,15 @@ class _Tab:
                 with gr.Column():
                     outputs.append(gr.Markdown(elem_id=f"{self.kind}-{side}-summary"))
                     if with_label:
-                        outputs.append(gr.Label(num_top_classes=5, label="Prediction", show_heading=False))
-                    outputs.append(gr.Plot(label="Similarity of position vectors", format="png"))
+                        outputs.append(gr.Label(num_top_classes=5, show_label=False, show_heading=False))
                     outputs.append(gr.Markdown(elem_id=f"{self.kind}-{side}-note"))
+                    outputs.append(_place_of_plot(f"{self.kind}-{side}-heatmap"))
         return outputs
 
     def build_curve(self, label: str) -> tuple[Any, list[Any]]:
         """Makes the button and the place of the curve."""
         button = gr.Button(label, elem_id=f"{self.kind}-curve-button")
-        note = gr.Markdown(elem_id=f"{self.kind}-curve-note")
-        return button, [gr.Plot(label=label, format="png", elem_id=f"{self.kind}-curve"), note]
+        return button, [gr.Markdown(elem_id=f"{self.kind}-curve-note"), _place_of_plot(f"{self.kind}-curve")]
 
     def slider(self, first: str, second: str) -> dict[str, Any]:
         """Returns the slider's options for the chosen models; a model that cannot be loaded has no say."""
@@ -119,8 +122,10 @@ class _Tab:
                 loaded.append(self.load(name))
             except DataError:
                 continue  # its column says why
-        reach = self.reach(loaded) if loaded else SettingRange(1, 1, 1, 1)
-        return {"minimum": reach.smallest, "maximum": reach.largest, "step": reach.step, "value": reach.start}
+        reach = self.reach(loaded) if loaded else SettingRange(1, 1, 1)
+        # From 0, which is answered by a sentence: gradio refuses what is below the minimum, and a number is
+        # below it as long as only its first digit is typed.
+        return {"minimum": 0, "maximum": reach.largest, "step": reach.step, "value": reach.start}
 
     def load(self, name: str) -> Any:
         """Loads a model of this tab."""
@@ -177,6 +182,7 @@ class _TextTab(_Tab):
             self.show,
             [*inputs, self.setting],
             columns,
+            js=_NUMBER_AT_LAST,
             api_name="text",
             trigger_mode="always_last",
             **_ONE_AT_A_TIME,
@@ -188,10 +194,10 @@ class _TextTab(_Tab):
         outputs: list[Any] = []
         for name in (first, second):
             view = _view(name, lambda name=name: view_text(self.load(name), text, own, int(length)))
-            outputs += [view.summary, view.heatmap, view.note]
+            outputs += [view.summary, view.note, _plot(view.heatmap)]
         return outputs
 
-    def compare(self, first: str, second: str, text: str, own: str) -> tuple[Any, str]:
+    def compare(self, first: str, second: str, text: str, own: str) -> tuple[str, Any]:
         """Perplexity of both models over lengths."""
         return _curves(
             lambda: compare_texts({name: self.load(name) for name in _chosen(first, second)}, text, own)
@@ -218,26 +224,32 @@ class _ImageTab(_Tab):
         self.build_choices()
         samples = self._samples(self.names[0])
         with gr.Row():
-            gallery = gr.Gallery(
-                [_enlarged(sample) for sample in samples],
-                label="Samples",
-                columns=4,
-                height=220,
-                allow_preview=False,
-                interactive=False,
-                format="png",
-                elem_id="samples",
-            )
-            picture = gr.Image(
-                samples[0] if samples else None,
-                label="Picture: click a sample, or upload one",
-                type="pil",
-                image_mode=None,
-                format="png",
-                height=220,
-                sources=["upload", "clipboard"],
-                elem_id="picture",
-            )
+            with gr.Column():
+                gr.Markdown("Click a sample,")
+                gallery = gr.Gallery(
+                    [_enlarged(sample) for sample in samples],
+                    show_label=False,
+                    columns=4,
+                    height="auto",
+                    allow_preview=False,
+                    interactive=False,
+                    format="png",
+                    buttons=[],
+                    elem_id="samples",
+                )
+            with gr.Column():
+                gr.Markdown("or upload a picture; its central square is resized.")
+                picture = gr.Image(
+                    samples[0] if samples else None,
+                    show_label=False,
+                    type="pil",
+                    image_mode=None,
+                    format="png",
+                    height=260,
+                    sources=["upload", "clipboard"],
+                    buttons=[],
+                    elem_id="picture",
+                )
         self.build_slider()
         columns = self.build_columns(with_label=True)
         draw, curve = self.build_curve("The answer over sizes")
@@ -258,6 +270,7 @@ class _ImageTab(_Tab):
             self.show,
             [*inputs, self.setting],
             columns,
+            js=_NUMBER_AT_LAST,
             api_name="image",
             trigger_mode="always_last",
             **_ONE_AT_A_TIME,
@@ -269,10 +282,10 @@ class _ImageTab(_Tab):
         outputs: list[Any] = []
         for name in (first, second):
             view = _view(name, lambda name=name: self._view_picture(name, picture, int(size)))
-            outputs += [view.summary, dict(view.probabilities) or None, view.heatmap, view.note]
+            outputs += [view.summary, dict(view.probabilities) or None, view.note, _plot(view.heatmap)]
         return outputs
 
-    def compare(self, first: str, second: str, picture: Image.Image | None) -> tuple[Any, str]:
+    def compare(self, first: str, second: str, picture: Image.Image | None) -> tuple[str, Any]:
         """Probability of the first model's answer over sizes, to both."""
         return _curves(
             lambda: compare_pictures(
@@ -316,19 +329,30 @@ def _enlarged(picture: Image.Image) -> Image.Image:
     return picture.resize((picture.width * times, picture.height * times), Image.Resampling.NEAREST)
 
 
+def _place_of_plot(element: str) -> gr.Plot:
+    return gr.Plot(show_label=False, format="png", visible=False, elem_id=element)
+
+
+def _plot(figure: Any | None) -> Any:
+    """What a place of a plot becomes; without a figure it disappears."""
+    return gr.update(value=figure, visible=figure is not None)
+
+
 def _view(name: str, compute: Callable[[], View]) -> View:
-    """What a column shows; an error about the input is a sentence in it."""
+    """What a column shows, below the model's name; an error about the input is a sentence in it."""
     if name == NOBODY:
         return View("", None)
     try:
-        return compute()
+        view = compute()
     except DataError as error:
-        return View(f"### {name}\n**This cannot be shown.** {error}.", None)
+        return View(f"#### {name}\n**This cannot be shown:** {error}", None)
+    note = view.note or "Similarity of position vectors:"
+    return replace(view, summary=f"#### {name}\n{view.summary}", note=note)
 
 
-def _curves(compute: Callable[[], Curves]) -> tuple[Any, str]:
+def _curves(compute: Callable[[], Curves]) -> tuple[str, Any]:
     try:
         curves = compute()
     except DataError as error:
-        return None, f"**This cannot be drawn.** {error}."
-    return curves.figure, curves.note
+        return f"**This cannot be drawn:** {error}", _plot(None)
+    return curves.note, _plot(curves.figure)

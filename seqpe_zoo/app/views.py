@@ -65,9 +65,8 @@ class Curves:
 
 @dataclass(frozen=True)
 class SettingRange:
-    """Where a slider goes, and where it begins."""
+    """How far a slider goes, in which steps, and where it begins."""
 
-    smallest: int
     largest: int
     step: int
     start: int
@@ -88,7 +87,7 @@ def length_range(models: Sequence[LanguageModel]) -> SettingRange:
     """Returns the context lengths that a slider offers for models."""
     trained = [trained_length(model) for model in models]
     step = max(1, min(trained) // 4)
-    return SettingRange(step, LENGTH_MULTIPLES[-1] * max(trained), step, min(trained))
+    return SettingRange(LENGTH_MULTIPLES[-1] * max(trained), step, min(trained))
 
 
 def view_text(model: LanguageModel, text: str, own: str, length: int) -> View:
@@ -174,7 +173,7 @@ def size_range(models: Sequence[ImageModel]) -> SettingRange:
     trained = [trained_size(model) for model in models]
     step = math.lcm(*(model.patch_size or 1 for model in models))
     largest = int(SIZE_MULTIPLES[-1] * max(trained)) // step * step
-    return SettingRange(step, largest, step, max(step, min(trained) // step * step))
+    return SettingRange(largest, step, max(step, min(trained) // step * step))
 
 
 def view_picture(model: ImageModel, names: Sequence[str] | None, picture: Image.Image, size: int) -> View:
@@ -281,7 +280,7 @@ def _heatmap_or_note(model: nn.Module, size: int) -> tuple[Any | None, str]:
     try:
         return position_heatmap(model, size), ""
     except DataError as error:
-        return None, f"No heatmap: {error}."
+        return None, f"No heatmap: {error}"
 
 
 def _times(setting: int, trained: int, unit: str) -> str:
