@@ -129,7 +129,7 @@ def _results(results: list[Result]) -> str:
         setting = ", ".join(f"{key} {value}" for key, value in result.setting.items()) or "-"
         value = NOT_MEASURED if result.value is None else f"{result.value:.6g}"
         if result.mean is not None:
-            value += f"; {result.mean:.6g} ± {result.spread:.2g} over {len(result.seeds)} seeds"
+            value += f"; {result.mean:.4g} ± {result.spread:.2g} over {len(result.seeds)} seeds"
         name = result.dataset["name"] + (
             f" ({result.dataset['split']})" if result.dataset.get("split") else ""
         )

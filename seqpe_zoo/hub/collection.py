@@ -78,7 +78,7 @@ def _size(result: Result) -> float:
 def _cell(result: Result) -> str:
     value = NOT_MEASURED if result.value is None else f"{result.value:.6g}"
     if result.mean is not None:
-        value = f"{result.mean:.6g} ± {result.spread:.2g}"
+        value = f"{result.mean:.4g} ± {result.spread:.2g}"
     setting = ", ".join(f"{name} {value}" for name, value in result.setting.items())
     return f"{value} ({setting})" if setting else value
 
