@@ -13,9 +13,9 @@ IMAGE_MULTIPLES = (1.0, 1.5, 2.0, 3.0)
 IMAGE_STEPS = 1000
 
 # With the paper's settings a model this small needs more than these few steps before its encoder has learned
-# to count. Without dropout in the encoder and with position scores weighted four times it learns about as fast
-# as its rivals; with ten times the paper's weight of the distance objective, and 24 pivots, the curve is flat
-# beyond the training length. Chosen on validation text (docs/reproduction).
+# to count. Without dropout in the encoder and with position scores weighted four times it learns about as
+# fast as its rivals; with ten times the paper's weight of the distance objective, and 24 pivots, the curve is
+# flat beyond the training length. Chosen on validation text (docs/reproduction).
 _TEXT_SEQPE = {
     "num_digits": 4,
     "max_position": 2000,
