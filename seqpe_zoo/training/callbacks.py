@@ -209,11 +209,10 @@ class Progress(TrainerCallback):
     def speed(self) -> str:
         """Returns tokens or images a second, in words."""
         seconds = self.seconds_a_step()
-        return (
-            "speed not known yet"
-            if math.isnan(seconds)
-            else f"{self.units_a_step / seconds:,.0f} {self.unit}/s"
-        )
+        if math.isnan(seconds):
+            return "speed not known yet"
+        rate = self.units_a_step / seconds
+        return f"{rate:,.0f} {self.unit}/s" if rate >= 10 else f"{rate:.2g} {self.unit}/s"
 
     def _words(self) -> str:
         loss = self._logged.get("loss")

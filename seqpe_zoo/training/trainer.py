@@ -275,6 +275,14 @@ class ZooTrainer(Trainer):
         if self.args.should_save:
             rotate(run, self.run_config.keep_checkpoints, [self.state.best_model_checkpoint])
 
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Does not call missing what shares its memory with loaded weights, as tied embeddings do."""
+        weights = self.model.state_dict()
+        missing = set(load_result.missing_keys)
+        loaded = {value.data_ptr() for name, value in weights.items() if name not in missing}
+        lost = [name for name in missing if weights[name].data_ptr() not in loaded]
+        super()._issue_warnings_after_load(load_result._replace(missing_keys=lost))
+
     def load_best_weights(self) -> None:
         """Puts the weights of the best evaluated step into the model, and into the average."""
         self._load_best_model()

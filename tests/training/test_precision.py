@@ -31,7 +31,7 @@ IMAGES = {
 )
 def test_bfloat16_trains_close_to_float32(tmp_path: Path, recipe: Any, changes: dict, build: Any) -> None:
     # Dropout draws otherwise in another precision; without it both see the same numbers.
-    common = {**changes, "training__log_every": 1, "training__save_every": 6, "training__evaluate_every": 0}
+    common = {**changes, "training__log_every": 1, "training__steps": 4, "training__evaluate_every": 0}
     folders = {}
     for precision in ("fp32", "bf16"):
         path = recipe(tmp_path / precision, **common, training__precision=precision)
