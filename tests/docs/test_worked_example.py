@@ -26,24 +26,31 @@ def copy_of_the_tree(folder: Path) -> Path:
     return folder
 
 
-def apply_diff(diff: str, file: Path) -> None:
-    """Puts each added line behind the line that the diff shows before it."""
-    lines, before = file.read_text().splitlines(), ""
-    for line in diff.splitlines():
-        if line.startswith("+"):
-            lines.insert(lines.index(before) + 1, line[1:])
-        before = line[1:]
+def apply_diff(diff: str, tree: Path) -> None:
+    """Edits the file that the first line names; added lines go behind the line that is shown before them."""
+    header, *changes = diff.splitlines()
+    file = tree / header.removeprefix("--- ")
+    lines, place = file.read_text().splitlines(), 0
+    for change in changes:
+        mark, line = change[0], change[1:]
+        if mark == "+":
+            lines.insert(place, line)
+            place += 1
+        else:
+            place = lines.index(line) + 1
+        if mark == "-":
+            place -= 1
+            del lines[place]
     file.write_text("\n".join(lines) + "\n")
 
 
 @pytest.mark.slow
 def test_the_page_works_in_a_copy_of_the_package(tmp_path: Path) -> None:
     tree = copy_of_the_tree(tmp_path)
-    portable = tree / "seqpe_zoo" / "portable"
-    shutil.copyfile(EXAMPLE, portable / EXAMPLE.name)
-    apply_diff(
-        next(block.text for block in read_blocks(PAGE) if block.language == "diff"), portable / "registry.py"
-    )
+    shutil.copyfile(EXAMPLE, tree / "seqpe_zoo" / "portable" / EXAMPLE.name)
+    for block in read_blocks(PAGE):
+        if block.language == "diff":
+            apply_diff(block.text, tree)
     command = [sys.executable, "-m", "tests.docs.page_runner", str(tree / "docs" / "howto" / PAGE.name)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(tree)}
     done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
