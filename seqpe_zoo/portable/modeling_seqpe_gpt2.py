@@ -30,7 +30,6 @@ from transformers.utils.output_capturing import capture_outputs
 from .attention import score_bias, widen_heads
 from .configuration_seqpe_gpt2 import SeqPEGPT2Config, build_text_encoding
 from .pe_base import PositionEncoding, PositionLosses, Prepared
-from .registry import POSITION_ENCODINGS
 from .stages import AttentionStage
 from .text_positions import (
     TextPositions,
@@ -260,8 +259,7 @@ class SeqPEGPT2PreTrainedModel(PreTrainedModel):
     config_class = SeqPEGPT2Config
     base_model_prefix = "transformer"
     supports_gradient_checkpointing = True
-    # Position encodings are called by methods other than `forward`: their parts must stay together.
-    _no_split_modules = ["SeqPEGPT2Block", *(encoding.__name__ for encoding in POSITION_ENCODINGS.values())]
+    _no_split_modules = ["SeqPEGPT2Block"]
     _skip_keys_device_placement = ["past_key_values"]
     _supports_sdpa = True
     _supports_flash_attn = True
@@ -311,6 +309,8 @@ class SeqPEGPT2Model(SeqPEGPT2PreTrainedModel):
         self.scaling = (config.n_embd // config.n_head) ** -0.5
         self.gradient_checkpointing = False
         self._check_attention()
+        # The encoding is called by methods other than `forward`: its parts must stay together.
+        self._no_split_modules = ["SeqPEGPT2Block", type(self.wpe).__name__]
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:

@@ -20,9 +20,8 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_seqpe_vit import SeqPEViTConfig
 from .pe_base import PositionEncoding
-from .registry import POSITION_ENCODINGS
 from .vit import PositionVisionTransformer
-from .vit_attention import BLOCKS, HoldsStage, PositionBlock
+from .vit_attention import HoldsStage, PositionBlock
 
 
 @dataclass
@@ -47,11 +46,7 @@ class SeqPEViTPreTrainedModel(PreTrainedModel):
     main_input_name = "pixel_values"
     input_modalities = ("image",)
     supports_gradient_checkpointing = True
-    # Position encodings are called by methods other than `forward`: their parts must stay together.
-    _no_split_modules = [
-        *(block.__name__ for block in BLOCKS.values()),
-        *(encoding.__name__ for encoding in POSITION_ENCODINGS.values()),
-    ]
+    _no_split_modules = ["PositionBlock"]
     _supports_sdpa = True
     _can_compile_fullgraph = True
     _can_record_outputs = {"hidden_states": PositionBlock}
@@ -65,6 +60,9 @@ class SeqPEViTPreTrainedModel(PreTrainedModel):
             if isinstance(module, HoldsStage):
                 module.fused_attn = config._attn_implementation != "eager"
         self.gradient_checkpointing = False
+        # The encoding is called by methods other than `forward`: its parts must stay together.
+        whole = (*self.vit.blocks, self.vit.position_encoding)
+        self._no_split_modules = sorted({type(module).__name__ for module in whole})
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:

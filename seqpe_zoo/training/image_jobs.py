@@ -161,7 +161,8 @@ def _image_job(
         where = (data.source, evaluation.split or data.validation_split, evaluation.resolutions)
         name = _label(model)
         batch = run.training.evaluation_batch_size or run.training.batch_size
-        return measure_images(model, name, *where, batch, run.training.workers, evaluation.max_images)
+        root = None if data.root is None else Path(data.root)
+        return measure_images(model, name, *where, batch, run.training.workers, evaluation.max_images, root)
 
     return Job(
         run=run,
