@@ -183,6 +183,7 @@ def _image_job(
             resolution=data.resolution,
             mean=model.mean,
             std=model.std,
+            crop_pct=0.875 if source.small is None else 1.0,
         ),
         measure=measure,
     )

@@ -75,6 +75,7 @@ def save_image_model(
     resolution: int,
     mean: Sequence[float],
     std: Sequence[float],
+    crop_pct: float = 0.875,
 ) -> None:
     """Writes a classifier so that timm (`local-dir:`) and transformers load it again.
 
@@ -85,7 +86,8 @@ def save_image_model(
         labels: names of the classes.
         resolution: of training.
         mean: of the pixels.
-        std: of the pixels.
+        std: of the pixels; one value a channel.
+        crop_pct: share of the picture that evaluation sees; by default the paper's.
     """
     if hasattr(model, "save_pretrained"):
         model.save_pretrained(folder)
@@ -94,11 +96,11 @@ def save_image_model(
 
     cfg = {
         **(getattr(model, "pretrained_cfg", {}) or {}),
-        "input_size": [3, resolution, resolution],
+        "input_size": [len(mean), resolution, resolution],
         "num_classes": model.num_classes,
         "mean": list(mean),
         "std": list(std),
-        "crop_pct": 0.875,
+        "crop_pct": crop_pct,
     }
     for key in ("url", "file", "hf_hub_id", "source", "tag", "custom_load"):
         cfg.pop(key, None)

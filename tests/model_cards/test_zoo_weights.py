@@ -57,3 +57,23 @@ def test_excerpt_agrees_with_the_card(name: str) -> None:
     measured = perplexities(folder, [32, 256])
     for length, value in measured.items():
         assert value == pytest.approx(on_card[length], rel=0.1), length
+
+
+@pytest.mark.parametrize("size", [28, 56])
+def test_image_model_loads_in_one_line_and_names_clothes_at_other_sizes(size: int) -> None:
+    import timm
+    from PIL import Image
+    from timm.data import create_transform, resolve_data_config
+
+    import seqpe_zoo  # noqa: F401  (tells timm of our models)
+
+    folder = CARDS / "tiny-vit-seqpe-fashion"
+    model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    names = json.loads((folder / "config.json").read_text())["label_names"]
+    config = {**resolve_data_config({}, model=model), "input_size": (1, size, size)}
+    transform = create_transform(**config)
+    right = 0
+    for path in sorted((folder / "samples").glob("*.png")):
+        answer = model(transform(Image.open(path)).unsqueeze(0)).argmax().item()
+        right += names[answer].lower().replace(" ", "_") == path.stem
+    assert right >= 4, "of 8 pictures, chance is below 1"
