@@ -5,6 +5,7 @@ Driven by selenium; both are optional: `apt install chromium chromium-driver`, `
 
 import json
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,6 +56,17 @@ class Visitor:
             return images[0].get_attribute("src") if images and images[0].is_displayed() else None
 
         return str(self.wait(source, f"{element} shows no plot"))
+
+    def wait_until_idle(self) -> None:
+        """Waits until nothing is computed any more; a number typed digit by digit is measured for each."""
+
+        def idle() -> bool:
+            words = self.driver.find_element(By.TAG_NAME, "body").text
+            return "processing |" not in words and "queue:" not in words
+
+        for _ in range(2):
+            self.wait(idle, "something is still computed")
+            time.sleep(1)
 
     def open_tab(self, name: str) -> None:
         """Clicks a tab."""

@@ -14,11 +14,15 @@ from seqpe_zoo.app.zoo import find_models
 
 from .browser import Visitor, visit
 
+WINDOW_FRAME = 180
+"""Pixels of a window's height that are not page, and a margin."""
+
 
 def photograph(visitor: Visitor, path: Path) -> None:
     """Saves the whole page; 256 colours are enough for it and make the file small."""
+    visitor.wait_until_idle()
     height = visitor.driver.execute_script("return document.querySelector('gradio-app').scrollHeight")
-    visitor.driver.set_window_size(1200, height + 40)
+    visitor.driver.set_window_size(1200, height + WINDOW_FRAME)
     picture = Image.open(io.BytesIO(visitor.driver.get_screenshot_as_png())).convert("RGB")
     picture.quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
 
@@ -37,7 +41,7 @@ def show_language_models(visitor: Visitor, folder: Path) -> None:
 def show_image_models(visitor: Visitor, folder: Path) -> None:
     visitor.open_tab("Image models")
     summary = visitor.see("images-first-summary", "as in training")
-    trained = int(summary.split(" at ")[-1].split("at ")[-1].split(" x ")[0])
+    trained = int(summary.split("at ")[-1].split(" x ")[0])
     visitor.click("images-curve-button")
     visitor.see_plot("images-curve")
     visitor.type_number("Image size", 2 * trained)
@@ -59,7 +63,6 @@ def main() -> None:
     _, address, _ = launch_page(page, server_name="127.0.0.1", prevent_thread_lock=True)
     with visit(address, width=1200, height=1400) as visitor:
         show_language_models(visitor, options.folder)
-    with visit(address, width=1200, height=1400) as visitor:
         show_image_models(visitor, options.folder)
     page.close(verbose=False)
 
