@@ -115,7 +115,8 @@ def split_label(word: str) -> tuple[str | None, str]:
     return label, name
 
 
-def _task_of(name: str) -> str:
+def task_of(name: str) -> str:
+    """Returns what a model is for, by its configuration: "text" or "images"."""
     from .model_loading import read_config
 
     config = read_config(name)
@@ -129,7 +130,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     report = Report(typed_command(), arguments.seed)
     for word in arguments.models:
         label, name = split_label(word)
-        task = arguments.task or _task_of(name)
+        task = arguments.task or task_of(name)
         measured = _measure(task, name, label, arguments)
         report.measurements += _with_own_label(measured, report.measurements, name)
     write_report(report, arguments.output, plot=not arguments.no_plot)
@@ -256,7 +257,7 @@ def _diagnose(arguments: argparse.Namespace) -> int:
     from .position_space import diagnose_grid, diagnose_line, encoding_with_vectors
 
     options = {"device": arguments.device, "trust_remote_code": arguments.trust_remote_code}
-    if _task_of(arguments.model) == "text":
+    if task_of(arguments.model) == "text":
         model = load_language_model(arguments.model, **options).model
     else:
         model = load_image_model(arguments.model, library=arguments.library, **options).model
