@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from ..data.errors import DataError
-from ..evaluation.commands import task_of as task_of
+from ..evaluation.commands import task_of
 from ..evaluation.model_loading import ImageModel, LanguageModel, load_image_model, load_language_model
 
 TEXT, IMAGES = "text", "images"
