@@ -87,7 +87,8 @@ class SeqPEOptions:
         ood_heads: heads of the distillation objective; by default those of the encoder.
         warmup_steps: training steps over which the objectives' weights rise from zero.
         objective_probability: share of training steps that compute the objectives; their weights are divided
-            by it, so that the expected gradient stays. Below 1 training is faster.
+            by it, so that the expected gradient stays the same, but for clipping. Below 1 training is faster;
+            measure what it does to extrapolation.
     """
 
     num_digits: Optional[int] = None
