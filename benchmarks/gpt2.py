@@ -26,11 +26,11 @@ DECODE_BAR, TRAIN_BAR, MEMORY_BAR = 1.10, 1.20, 1.5
 def run(full: bool) -> Iterator[Row]:
     """Measures forward passes, decoding and training steps."""
     torch.set_num_threads(2)
-    for length, rounds in ((512, 11), (2048, 5)) if full else ((512, 3),):
+    for length, rounds in ((512, 9), (2048, 3)) if full else ((512, 3),):
         yield from forward_rows(length, rounds)
     for batch in (1, 8):
-        yield from decode_rows(batch, rounds=15 if full else 5, context=512)
-    yield from train_rows(rounds=3 if full else 1)
+        yield from decode_rows(batch, rounds=11 if full else 5, context=512)
+    yield from train_rows(rounds=2 if full else 1)
 
 
 def run_long(full: bool) -> Iterator[Row]:

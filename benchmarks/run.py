@@ -1,6 +1,6 @@
 """Runs the benchmarks and writes benchmarks/RESULTS.md.
 
-python -m benchmarks.run --short          # under ten minutes on 2 cores
+python -m benchmarks.run --short          # few sizes and rounds
 python -m benchmarks.run --full           # everything
 python -m benchmarks.run --only core      # one section; the others of the page stay
 """
