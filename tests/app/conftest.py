@@ -1,5 +1,6 @@
 """The models that all tests of the page show."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,3 +26,14 @@ def models_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def zoo(models_folder: Path) -> Zoo:
     return Zoo(find_models([str(models_folder)]))
+
+
+@pytest.fixture(scope="module")
+def address(models_folder: Path) -> Iterator[str]:
+    """Serves the page; only tests that have gradio ask for it."""
+    from seqpe_zoo.app.page import build_page, launch_page
+
+    page = build_page(find_models([str(models_folder)]))
+    _, local, _ = launch_page(page, server_name="127.0.0.1", prevent_thread_lock=True)
+    yield local
+    page.close(verbose=False)

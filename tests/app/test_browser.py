@@ -11,20 +11,9 @@ pytest.importorskip("selenium", reason="the browser is driven by selenium: pip i
 
 from selenium.webdriver.common.by import By
 
-from seqpe_zoo.app.page import build_page, launch_page
-from seqpe_zoo.app.zoo import find_models
-
 from .browser import Visitor, missing_program, visit
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing_program()), reason=missing_program())]
-
-
-@pytest.fixture(scope="module")
-def address(models_folder: Path) -> Iterator[str]:
-    page = build_page(find_models([str(models_folder)]))
-    _, local, _ = launch_page(page, server_name="127.0.0.1", prevent_thread_lock=True)
-    yield local
-    page.close(verbose=False)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import re
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,17 +12,8 @@ pytest.importorskip("gradio", reason="the page needs gradio: pip install 'seqpe-
 from gradio_client import Client, handle_file
 from gradio_client.exceptions import AppError
 
-from seqpe_zoo.app.page import NOBODY, TITLE, build_page, launch_page
+from seqpe_zoo.app.page import NOBODY, TITLE
 from seqpe_zoo.app.texts import OWN, STDLIB
-from seqpe_zoo.app.zoo import find_models
-
-
-@pytest.fixture(scope="module")
-def address(models_folder: Path) -> Iterator[str]:
-    page = build_page(find_models([str(models_folder)]))
-    _, local, _ = launch_page(page, server_name="127.0.0.1", prevent_thread_lock=True)
-    yield local
-    page.close(verbose=False)
 
 
 @pytest.fixture(scope="module")
