@@ -48,6 +48,13 @@ def position_vectors(encoding: Any, positions: Tensor, extent: Sequence[int] | N
     return encoding.eval().encode(places, None if extent is None else list(extent)).float().cpu().clone()
 
 
+def grid_vectors(encoding: Any, side: int) -> Tensor:
+    """Returns the vectors (side * side, P) of a square grid in row-major order."""
+    if encoding.flattens:  # cells are numbered through; that a class token comes first changes no similarity
+        return position_vectors(encoding, torch.arange(side * side).unsqueeze(-1))
+    return position_vectors(encoding, grid_positions((side, side)), (side, side))
+
+
 def collapse_score(vectors: Tensor) -> float:
     """Tells how alike the positions of a context look to each other: 1 when they cannot be told apart.
 
@@ -107,7 +114,7 @@ def diagnose_grid(encoding: Any, side: int) -> dict[str, float]:
     rows, columns = encoding.train_shape or (side // 2, side // 2)
     rows, columns = min(rows, side), min(columns, side)
     cells = grid_positions((side, side))
-    vectors = position_vectors(encoding, cells, (side, side))
+    vectors = grid_vectors(encoding, side)
     similarity = similarity_matrix(vectors)
     distance = torch.cdist(cells.double(), cells.double())
     inside = (cells[:, 0] < rows) & (cells[:, 1] < columns)
@@ -127,8 +134,7 @@ def diagnose_grid(encoding: Any, side: int) -> dict[str, float]:
 
 def grid_heatmaps(encoding: Any, side: int) -> dict[tuple[int, int], Tensor]:
     """Returns the similarity of the paper's five positions, four corners and centre, to all of a grid."""
-    vectors = position_vectors(encoding, grid_positions((side, side)), (side, side))
-    similarity = similarity_matrix(vectors)
+    similarity = similarity_matrix(grid_vectors(encoding, side))
     end, middle = side - 1, side // 2
     chosen = [(0, 0), (0, end), (middle, middle), (end, 0), (end, end)]
     return {(row, column): similarity[row * side + column].view(side, side) for row, column in chosen}

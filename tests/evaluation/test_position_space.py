@@ -69,3 +69,13 @@ def test_encoding_without_vectors_is_refused(name: str) -> None:
 def test_other_model_is_refused() -> None:
     with pytest.raises(DataError, match="no position encoding of seqpe_zoo"):
         encoding_with_vectors(torch.nn.Linear(2, 2))
+
+
+def test_encoding_that_numbers_patches_through_is_diagnosed_on_a_grid() -> None:
+    encoding = build_position_encoding("ape_sin", dim=16, num_dims=2, train_shape=(4, 4))
+    scores = diagnose_grid(encoding, 6)
+    assert (scores["positions"], scores["training_context"]) == (36, 16)
+    heatmap = grid_heatmaps(encoding, 6)[(0, 0)]
+    assert heatmap.shape == (6, 6)
+    assert heatmap.argmax() == 0  # a position is most like itself
+    assert heatmap[0, 1] > heatmap[1, 0]  # the next column is next in number, the next row is not
