@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel
 
+from benchmarks import WITHOUT_OBJECTIVES
 from benchmarks.report import Row
 from benchmarks.timing import compare, peak_memory_of
 from seqpe_zoo.portable.configuration_seqpe_gpt2 import SeqPEGPT2Config
@@ -19,7 +20,6 @@ from seqpe_zoo.portable.modeling_seqpe_gpt2 import SeqPEGPT2LMHeadModel
 
 BASELINE = "GPT2LMHeadModel"
 FORWARD_BARS = {"seqpe mul": 1.05, "seqpe bias": 1.25, "alibi": 1.10, "rope": 1.10}
-WITHOUT_OBJECTIVES = {"distance_weight": 0.0, "ood_weight": 0.0}
 DECODE_BAR, TRAIN_BAR, MEMORY_BAR = 1.10, 1.20, 1.5
 
 
@@ -30,7 +30,7 @@ def run(full: bool) -> Iterator[Row]:
         yield from forward_rows(length, rounds)
     for batch in (1, 8):
         yield from decode_rows(batch, rounds=11 if full else 5, context=512)
-    yield from train_rows(rounds=2 if full else 1)
+    yield from train_rows(rounds=2, batch=8 if full else 2)
 
 
 def run_long(full: bool) -> Iterator[Row]:
@@ -42,7 +42,7 @@ def run_long(full: bool) -> Iterator[Row]:
     yield from forward_rows(4096, rounds=3)
     # A cache of 8 x 16,384 tokens takes 9.7 GB.
     for context, batch in ((4096, 1), (4096, 8), (16384, 1)):
-        yield from decode_rows(batch, rounds=9, context=context)
+        yield from decode_rows(batch, rounds=5, context=context)
     yield from memory_rows(list(FORWARD_BARS), 16384)
 
 
@@ -83,7 +83,7 @@ def decode_rows(batch: int, rounds: int, context: int, new: int = 8) -> list[Row
     ]
 
 
-def train_rows(rounds: int, batch: int = 8, length: int = 512) -> list[Row]:
+def train_rows(rounds: int, batch: int, length: int = 512) -> list[Row]:
     """Forward, backward and AdamW, with both position objectives or none."""
     tokens = torch.randint(50257, (batch, length))
     ours, without = "seqpe bias", "seqpe bias without objectives"

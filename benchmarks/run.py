@@ -20,9 +20,13 @@ from benchmarks.report import Row, write_section
 SECTIONS = {
     "core": "Position encoder",
     "vit": "ViT-S against timm and transformers",
+    "vit:cost": "ViT-S, what positions cost",
+    "vit:training": "ViT-S, training steps",
     "vit:large": "ViT-S, large batches",
     "gpt2": "GPT-2 124M against transformers",
     "gpt2:long": "GPT-2 124M, long contexts",
+    "release": "Against the authors' release",
+    "compiled": "torch.compile and bf16",
     "startup": "Start-up",
     "training": "Our trainer against a loop by hand",
 }

@@ -31,6 +31,9 @@ class Ratio:
     """Whether the machine was quiet in them."""
 
 
+SHORTEST = 0.25
+"""Seconds that a timing should last at least: faster functions are called several times in it."""
+
 STABLE = 0.10
 """By how much the two baseline timings around a candidate's may differ, as a share of the smaller."""
 
@@ -51,21 +54,27 @@ def compare(
             function()
     names = [name for name in candidates if name != baseline]
     timings: dict[str, list[tuple[float, float, float]]] = {name: [] for name in names}
-    before = _seconds(candidates[baseline])
+    gc.collect()
+    gc.freeze()  # what the libraries and models hold need not be searched again before every timing
+    calls = max(1, round(SHORTEST / _seconds(candidates[baseline], 1)))
+    before = _seconds(candidates[baseline], calls)
     for number in range(rounds):
         for name in names if number % 2 == 0 else reversed(names):
-            own = _seconds(candidates[name])
-            after = _seconds(candidates[baseline])
+            own = _seconds(candidates[name], calls)
+            after = _seconds(candidates[baseline], calls)
             timings[name].append((before, own, after))
             before = after
+    gc.unfreeze()
     return [_ratio(name, baseline, timings[name]) for name in names]
 
 
-def _seconds(function: Callable[[], object]) -> float:
+def _seconds(function: Callable[[], object], calls: int) -> float:
+    """Seconds of one call, the mean of several."""
     gc.collect()
     begin = time.perf_counter()
-    function()
-    return time.perf_counter() - begin
+    for _ in range(calls):
+        function()
+    return (time.perf_counter() - begin) / calls
 
 
 def _ratio(name: str, baseline: str, timings: Sequence[tuple[float, float, float]]) -> Ratio:

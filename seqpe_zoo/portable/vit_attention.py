@@ -28,6 +28,7 @@ class HoldsStage:
     """What all attention with positions shares: the stage of its layer, and what it does with q, k and v."""
 
     stage: Any
+    children: Any
     fused_attn: Any
     attn_drop: Any
     scale: Any
@@ -39,7 +40,10 @@ class HoldsStage:
         self, q: Tensor, k: Tensor, v: Tensor, terms: Tensor, attn_mask: Optional[Tensor], is_causal: bool
     ) -> Tensor:
         """Attention over q, k, v (B, H, L, D) of tokens whose terms are (..., L, T); returns (B, H, L, D)."""
-        q, k = self.stage.on_query_key(q, k, terms)
+        if torch.jit.is_scripting() or self._is_listened_to(q):
+            q, k = self.stage.on_query_key(q, k, terms)
+        else:
+            q, k = self.stage.on_query_key_(q, k, terms)
         if not torch.jit.is_scripting():
             bias = self._bias_of_inference(q, terms)
             if bias is not None and attn_mask is None and not is_causal:
@@ -54,6 +58,13 @@ class HoldsStage:
         mask = resolve_self_attn_mask(q.shape[2], scores, attn_mask, is_causal)
         scores = maybe_add_mask(scores, mask)
         return self.attn_drop(scores.softmax(dim=-1)) @ v
+
+    @torch.jit.unused
+    def _is_listened_to(self, q: Tensor) -> bool:
+        """Whether anyone but attention reads q and k: autograd, a tracer, or a hook on what made them."""
+        if is_being_traced(q) or torch.is_grad_enabled():
+            return True
+        return any(bool(part._forward_hooks) for part in self.children())
 
     @torch.jit.unused
     def _bias_of_inference(self, q: Tensor, terms: Tensor) -> Optional[Tensor]:

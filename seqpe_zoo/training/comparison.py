@@ -31,12 +31,14 @@ class Contestant:
         encoding: a name of the registry; fine-tuned contestants have that of their checkpoint.
         options: of the encoding.
         start: label of the contestant of an earlier comparison whose model is fine-tuned.
+        training: fields of the recipe's training section in which it differs, as position_learning_rate.
         paper: its row of the paper's table.
     """
 
     encoding: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
     start: str | None = None
+    training: dict[str, Any] = field(default_factory=dict)
     paper: str | None = None
 
 
@@ -159,7 +161,7 @@ def plan_runs(
                 recipe["model"]["position_encoding"] = contestant.encoding
                 recipe["model"]["position_encoding_args"] = dict(contestant.options)
             name = run_name(label, seed)
-            recipe["training"] |= {"output": str(output / name), "seed": seed}
+            recipe["training"] |= {**contestant.training, "output": str(output / name), "seed": seed}
             runs.append(PlannedRun(name, f"{label}, seed {seed}", recipe))
     return runs
 

@@ -99,6 +99,15 @@ def test_unknown_contestant_is_refused_with_the_known_ones(recipe: Path, books: 
         plan_runs(load_comparison(recipe), ["RoPE"], [0], {"data": "d", "tokenizer": "t"}, tmp_path)
 
 
+def test_contestant_may_train_otherwise(recipe: Path, tmp_path: Path) -> None:
+    line = "  Slower: {encoding: ape_learn, training: {position_learning_rate: 0.0001}}\n"
+    recipe.write_text(SMALL + line)
+    places = {"data": "d", "tokenizer": "t"}
+    runs = plan_runs(load_comparison(recipe), ["ALiBi", "Slower"], [7], places, tmp_path)
+    assert [run.recipe["training"].get("position_learning_rate") for run in runs] == [None, 0.0001]
+    assert [run.recipe["training"]["seed"] for run in runs] == [7, 7]
+
+
 @pytest.mark.parametrize("name", comparison_names())
 def test_comparisons_of_the_package_are_valid(name: str, tmp_path: Path) -> None:
     comparison = load_comparison(Path(name))

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import timm
 import torch
+import torch.nn.functional as F
 
 from seqpe_zoo.portable import vit_attention
 from seqpe_zoo.portable.encoder import PositionEncoder
@@ -44,6 +45,23 @@ def test_projections_run_once_per_resolution() -> None:
         model(images())
         model(images())
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize("integration", ["mul", "sum"])
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_queries_and_keys_are_overwritten_only_when_nobody_else_reads_them(
+    integration: str, qk_norm: bool
+) -> None:
+    model = small_vit("seqpe", {"integration": integration}, qk_norm=qk_norm)
+    x, heard = images(), []
+    with torch.no_grad():
+        overwritten = model(x)
+        attention = model.blocks[0].attn
+        attention.qkv.register_forward_hook(lambda _, inputs, output: heard.append((inputs[0], output)))
+        listened_to = model(x)
+        torch.testing.assert_close(F.linear(heard[0][0], *attention.qkv.parameters()), heard[0][1])
+    torch.testing.assert_close(overwritten, listened_to)
+    torch.testing.assert_close(overwritten, model(x).detach())
 
 
 def test_scores_of_bias_are_multiplied_out_once_per_resolution(monkeypatch: pytest.MonkeyPatch) -> None:
