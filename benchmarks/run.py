@@ -25,6 +25,7 @@ SECTIONS = {
     "vit:large": "ViT-S, large batches",
     "gpt2": "GPT-2 124M against transformers",
     "gpt2:long": "GPT-2 124M, long contexts",
+    "gpt2:memory": "GPT-2 124M, memory",
     "release": "Against the authors' release",
     "compiled": "torch.compile and bf16",
     "startup": "Start-up",
