@@ -15,7 +15,7 @@ HELP_BAR = 0.5
 
 def run(full: bool) -> list[Row]:
     """Measures imports against those of timm and transformers, and `--help` against Python alone."""
-    rounds = 9 if full else 5
+    rounds = 9 if full else 3
     libraries = "import timm, transformers"
     candidates = {
         libraries: _python("import timm, transformers"),

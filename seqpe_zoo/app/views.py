@@ -264,15 +264,11 @@ def position_heatmap(model: nn.Module, size: int) -> Any:
         DataError: the model's encoding has no vectors.
     """
     encoding = encoding_with_vectors(model)
-    if encoding.data_dims == 2 and not encoding.flattens:
+    if encoding.data_dims == 2:
         return plot_grid_heatmaps(grid_heatmaps(encoding, size), f"grid of {size} x {size} patches")
-    if encoding.flattens and encoding.data_dims == 2:
-        count, what = size * size, "patches, row by row"
-    else:
-        count, what = size, "positions"
-    stride = -(-count // _LARGEST_HEATMAP)
-    vectors = position_vectors(encoding, torch.arange(0, count, stride).unsqueeze(-1), [count])
-    shown = f"{count:,} {what}" if stride == 1 else f"{count:,} {what}, one of {stride} shown"
+    stride = -(-size // _LARGEST_HEATMAP)
+    vectors = position_vectors(encoding, torch.arange(0, size, stride).unsqueeze(-1), [size])
+    shown = f"{size:,} positions" if stride == 1 else f"{size:,} positions, one of {stride} shown"
     return plot_similarity({shown: similarity_matrix(vectors)})
 
 

@@ -51,7 +51,7 @@ def test_encoding_that_numbers_patches_through_has_a_heatmap(tmp_path: Path) -> 
     save_classifier(tmp_path / "vit_sin", "ape_sin")
     model = Zoo(find_models([str(tmp_path)])).image_model("vit_sin")
     heatmap = view_picture(model, DIGITS, GREY, 24).heatmap
-    assert heatmap.axes[0].images[0].get_array().shape == (36, 36)
+    assert heatmap.axes[0].images[0].get_array().shape == (6, 6)
 
 
 @pytest.mark.parametrize(
