@@ -162,11 +162,12 @@ def evaluation_transform(
     mean: Sequence[float] = (0.485, 0.456, 0.406),
     std: Sequence[float] = (0.229, 0.224, 0.225),
 ) -> Callable[[Image.Image], torch.Tensor]:
-    """The paper's transform at any resolution: crop share 224/256 of the shorter side."""
+    """The paper's transform at any resolution: crop share 224/256 of the side; one mean makes grey."""
     from torchvision import transforms
 
     return transforms.Compose(
         [
+            *([transforms.Grayscale()] if len(mean) == 1 else []),
             transforms.Resize(
                 int(256 / 224 * resolution), interpolation=transforms.InterpolationMode.BICUBIC
             ),

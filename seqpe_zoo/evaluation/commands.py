@@ -165,6 +165,8 @@ def _measure(task: str, name: str, label: str | None, arguments: argparse.Namesp
         if arguments.data is None and classes not in (10, None):
             raise DataError(f"{name} tells {classes} classes apart, the embedded digits are 10: give --data")
         source = arguments.data or DIGITS
+        if arguments.data is None:
+            _say_embedded("handwritten digits")
         has_test = open_small_images(source) is not None
         return measure_images(
             image_model,
@@ -181,6 +183,8 @@ def _measure(task: str, name: str, label: str | None, arguments: argparse.Namesp
     label = label or model.label
     if task == "text":
         lengths = arguments.lengths or default_lengths(model.model)
+        if arguments.data is None:
+            _say_embedded("source text of Python's standard library")
         return measure_text(
             model, label, arguments.data or "stdlib", arguments.split or "test", lengths, arguments.max_tokens
         )
@@ -192,6 +196,14 @@ def _measure(task: str, name: str, label: str | None, arguments: argparse.Namesp
     generate = not arguments.no_generation
     return measure_questions(
         model, label, arguments.data, lengths, arguments.questions, generate, arguments.seed
+    )
+
+
+def _say_embedded(what: str) -> None:
+    from rich.console import Console
+
+    Console(stderr=True, highlight=False, soft_wrap=True).print(
+        f"no --data is given: measuring on the embedded {what}, which the model may not have been made for"
     )
 
 

@@ -117,8 +117,13 @@ def typed_command(arguments: Sequence[str] | None = None) -> str:
         program = "seqpe-zoo"
     elif program.endswith(".py"):
         program = f"python {program}"
-    shown = [Path(word).name if Path(word).is_absolute() else word for word in arguments[1:]]
-    return " ".join([program, *map(shlex.quote, shown)])
+    return " ".join([program, *(shlex.quote(_without_folder(word)) for word in arguments[1:])])
+
+
+def _without_folder(word: str) -> str:
+    """Shortens an absolute path, alone or as the value of `key=path`, to its last part."""
+    key, equals, value = word.rpartition("=")
+    return f"{key}{equals}{Path(value).name}" if Path(value).is_absolute() else word
 
 
 def package_versions() -> dict[str, str]:

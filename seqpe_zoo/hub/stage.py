@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -174,7 +175,22 @@ def _facts_for(config: dict[str, Any], facts: Facts, reason: str | None) -> Fact
     if missing := [library for library in facts.libraries if library not in possible]:
         why = f": {reason}" if reason else ""
         raise CheckFailed([f"the card names {', '.join(missing)}, which cannot load this model{why}"])
+    if problems := _encoding_problems(config, facts.position_encoding):
+        raise CheckFailed(problems, "correct position_encoding in facts.yaml")
     return replace(facts, libraries=list(dict.fromkeys([*facts.libraries, *possible])))
+
+
+def _encoding_problems(config: dict[str, Any], said: Mapping[str, Any]) -> list[str]:
+    """Return where the facts name another encoding than the config, as far as the config tells."""
+    args = config.get("model_args") or {}
+    name = config.get("position_encoding") or args.get("pos_embed")
+    options = config.get("position_encoding_args") or args.get("pos_embed_args") or {}
+    known = {**options, **({"name": name} if name else {})}
+    return [
+        f"facts.yaml says position_encoding {key}: {said[key]}, but config.json has {known[key]}"
+        for key in said
+        if key in known and said[key] != known[key]
+    ]
 
 
 def _modules_here(config: dict[str, Any], portable: Path) -> list[str]:

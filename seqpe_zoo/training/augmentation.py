@@ -20,10 +20,12 @@ from .run_config import AugmentationConfig
 def training_transform(
     config: AugmentationConfig, resolution: int, mean: Sequence[float], std: Sequence[float]
 ) -> Callable[[Any], Tensor]:
-    """Makes the transform of a training picture."""
+    """Makes the transform of a training picture; one mean, of a model of one channel, makes it grey."""
     from timm.data import create_transform
+    from torchvision.transforms import Compose, Grayscale
 
-    return create_transform(
+    is_grey = len(mean) == 1
+    transform = create_transform(
         input_size=(3, resolution, resolution),
         is_training=True,
         scale=tuple(config.scale),
@@ -34,9 +36,10 @@ def training_transform(
         interpolation="bicubic",
         re_prob=config.erase,
         re_mode="pixel",
-        mean=tuple(mean),
-        std=tuple(std),
+        mean=tuple(mean) * (3 if is_grey else 1),
+        std=tuple(std) * (3 if is_grey else 1),
     )
+    return Compose([transform, Grayscale()]) if is_grey else transform
 
 
 class MixingCollate:

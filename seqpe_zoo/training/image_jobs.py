@@ -98,6 +98,10 @@ def finetune_vit_job(run: FinetuneViTRun) -> Job:
             loaded.model.reset_classifier(source.num_classes)
         arguments = dict(read_config(run.model.checkpoint).get("model_args") or {})
         arguments["dynamic_img_size"] = True
+        if hasattr(loaded.model, "set_input_size"):  # the training grid is now that of these pictures
+            check_resolutions(loaded, [run.data.resolution])
+            loaded.model.set_input_size((run.data.resolution,) * 2)
+            arguments["img_size"] = run.data.resolution
     elif loaded.model.config.num_labels != source.num_classes:
         loaded = _with_new_head(loaded, run, source)
     return _image_job(run, loaded, source, arguments, source.num_classes)

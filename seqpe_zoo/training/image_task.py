@@ -102,7 +102,17 @@ def save_image_model(
         "std": list(std),
         "crop_pct": crop_pct,
     }
-    for key in ("url", "file", "hf_hub_id", "source", "tag", "custom_load"):
+    # Where the weights came from, and the classes of the checkpoint they were tuned from.
+    for key in (
+        "url",
+        "file",
+        "hf_hub_id",
+        "source",
+        "tag",
+        "custom_load",
+        "label_names",
+        "label_descriptions",
+    ):
         cfg.pop(key, None)
     model.pretrained_cfg = cfg
     names = {"label_names": list(labels)} if labels is not None else {}

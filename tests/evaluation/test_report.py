@@ -86,3 +86,6 @@ def test_command_has_no_path_of_the_machine() -> None:
     assert typed_command(["/some/where/seqpe-zoo", "evaluate", "/data/model x", "--lengths", "4"]) == (
         "seqpe-zoo evaluate 'model x' --lengths 4"
     )
+    assert typed_command(["seqpe-zoo", "train", "a.yaml", "data.source=/data/pictures", "a=b=c"]) == (
+        "seqpe-zoo train a.yaml data.source=pictures a=b=c"
+    )

@@ -1,6 +1,7 @@
 """The allow-list, the safetensors reader, the import closure, staging, and errors that never show a token."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -98,6 +99,17 @@ def test_stage_refuses_pickled_weights_and_links(run_folder, card_folder, tmp_pa
     assert "pytorch_model.bin may hold a pickle" in str(refused.value)
     assert "merges.txt: a symbolic link" in str(refused.value)
     assert not (tmp_path / "out").exists()
+
+
+def test_stage_refuses_a_card_of_another_encoding(run_folder, tmp_path):
+    config = json.loads((run_folder / "config.json").read_text())
+    config["position_encoding"], config["position_encoding_args"] = "seqpe", {"integration": "bias"}
+    (run_folder / "config.json").write_text(json.dumps(config))
+    changed = re.sub("position_encoding: .*", "position_encoding: {name: seqpe, integration: sum}", FACTS)
+    cards = write_card_folder(tmp_path / "card", changed)
+    with pytest.raises(errors.CheckFailed, match="integration: sum, but config"):
+        stage(run_folder, tmp_path / "staged", card_folder=cards, fingerprint=False)
+    assert not (tmp_path / "staged").exists()
 
 
 def test_failed_stage_leaves_nothing(run_folder, tmp_path):

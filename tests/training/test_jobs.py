@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from seqpe_zoo.data.digits_images import write_image_folder
 from seqpe_zoo.data.errors import DataError
+from seqpe_zoo.hub.config_rules import config_problems
 from seqpe_zoo.training.checkpoints import DiskFullError, is_complete
 from seqpe_zoo.training.image_jobs import finetune_vit_job, train_vit_job
 from seqpe_zoo.training.job import Outcome, dry_run, run_job
@@ -288,6 +289,29 @@ def test_pictures_are_fine_tuned_at_another_resolution(image_run: Path, tmp_path
     }
     outcome = run_job(finetune_vit_job(load_run(write_recipe(tmp_path, content, {}))), **NOTHING)
     assert [m.setting["resolution"] for m in outcome.measurements if m.metric == "accuracy"] == [24, 32]
+    saved = json.loads((outcome.folder / "config.json").read_text())
+    assert config_problems(saved) == [], "what is tuned can be published"
+    assert (saved["model_args"]["img_size"], "label_names" in saved["pretrained_cfg"]) == (24, False)
+
+
+def test_model_of_grey_pictures_is_fine_tuned_on_coloured_ones(tmp_path: Path) -> None:
+    recipe = image_recipe(tmp_path)
+    grey = run_job(train_vit_job(load_run(recipe, ["model.architecture.in_chans=1"])), **NOTHING).folder
+    source = str(write_image_folder(tmp_path / "pictures", size=32, train=24, test=30))
+    content = {
+        "task": "finetune_vit",
+        "model": {"checkpoint": str(grey)},
+        "data": {"source": source, "resolution": 16},
+        "training": {"output": str(tmp_path / "tuned"), "steps": 2, "batch_size": 4, "threads": 1},
+        "evaluation": {"resolutions": [16, 24]},
+    }
+    outcome = run_job(finetune_vit_job(load_run(write_recipe(tmp_path, content, {}))), **NOTHING)
+    assert json.loads((outcome.folder / "config.json").read_text())["pretrained_cfg"]["input_size"] == [
+        1,
+        16,
+        16,
+    ]
+    assert len(outcome.measurements) == 4
 
 
 @pytest.mark.parametrize(
