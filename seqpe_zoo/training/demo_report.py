@@ -55,12 +55,16 @@ def findings(report: Report, task: str, metric: str) -> list[str]:
     }
     settings = sorted({int(setting) for values in table.values() for setting in values})
     first, last = str(settings[0]), str(settings[-1])
-    better = max if metric == "accuracy" else min
+    better, digits = (max, 1) if metric == "accuracy" else (min, 2)
     sentences = []
     for place, setting in (("As trained", first), (f"At {settings[-1] / settings[0]:g} times that", last)):
         best = better(table, key=lambda name: table[name][setting] or 0.0)
-        others = ", ".join(f"{name} {values[setting]:.1f}" for name, values in table.items() if name != best)
-        sentences.append(f"{place} ({setting}), {best} is best with {table[best][setting]:.1f}; {others}.")
+        others = ", ".join(
+            f"{name} {values[setting]:.{digits}f}" for name, values in table.items() if name != best
+        )
+        sentences.append(
+            f"{place} ({setting}), {best} is best with {table[best][setting]:.{digits}f}; {others}."
+        )
     return sentences
 
 
