@@ -114,6 +114,7 @@ def train_side_by_side(
     events: queue.Queue[tuple[int, dict[str, Any] | None]] = queue.Queue()
     workers = [_Worker(number, events) for number in range(max(1, min(processes, len(runs))))]
     waiting, results = deque(runs), {}
+    titles = {run.name: run.title for run in runs}
     columns = (TextColumn("{task.description:34}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     try:
         with Progress(*columns, console=console) as bar:
@@ -140,6 +141,8 @@ def train_side_by_side(
                 elif event["event"] == "done":
                     results[event["name"]] = event["report"]
                     bar.update(tasks[event["name"]], completed=1, total=1)
+                    if not console.is_terminal:  # bars do not move in a log
+                        console.print(f"{len(results)} of {len(runs)} done: {titles[event['name']]}")
                     give(worker)
     finally:
         for worker in workers:
