@@ -54,11 +54,9 @@ def rows_of(title: str, build: Callable[[str], "Call"], plain: str, ours: str, r
             Row.slower(f"{title}: {ratio.name}", ratio, None)
             for ratio in compare(functions, plain, rounds, 3)
         ]
-    return (
-        rows
-        if has_bfloat16()
-        else [*rows, Row(f"{title}: bf16", "not measured: this CPU has no bf16 arithmetic")]
-    )
+    if not has_bfloat16():
+        rows.append(Row(f"{title}: bf16", "not measured: this CPU has no bf16 arithmetic"))
+    return rows
 
 
 def has_bfloat16() -> bool:

@@ -306,11 +306,8 @@ def test_model_of_grey_pictures_is_fine_tuned_on_coloured_ones(tmp_path: Path) -
         "evaluation": {"resolutions": [16, 24]},
     }
     outcome = run_job(finetune_vit_job(load_run(write_recipe(tmp_path, content, {}))), **NOTHING)
-    assert json.loads((outcome.folder / "config.json").read_text())["pretrained_cfg"]["input_size"] == [
-        1,
-        16,
-        16,
-    ]
+    saved = json.loads((outcome.folder / "config.json").read_text())
+    assert saved["pretrained_cfg"]["input_size"] == [1, 16, 16]
     assert len(outcome.measurements) == 4
 
 
