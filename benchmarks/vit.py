@@ -42,7 +42,7 @@ def run_cost(full: bool) -> Iterator[Row]:
 
     The model without an encoding is also built a second time, to show how well equal models measure equal.
     """
-    for size, rounds in ((224, 15), (448, 7), (672, 4)) if full else ((224, 5),):
+    for size, rounds in ((224, 21), (448, 9), (672, 6)) if full else ((224, 5),):
         yield from forward_rows(
             size, 8, rounds, (NOPE_AGAIN, "ours seqpe mul", "ours seqpe sum"), NOPE, COST_BARS
         )

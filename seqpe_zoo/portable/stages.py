@@ -14,10 +14,14 @@ from torch import Tensor, nn
 
 def split_terms(terms: Tensor, num_heads: int) -> Tuple[Tensor, Tensor]:
     """Splits terms (..., L, 2 * H * D) into the query's and the key's part, each (..., H, L, D)."""
-    width = terms.shape[-1] // (2 * num_heads)
     # One unbind, whose gradient is one stack; two selects would each fill a tensor with zeros in backward.
-    halves = terms.unflatten(-1, [2, num_heads, width]).unbind(-3)  # (..., L, H, D) each
+    halves = terms_side_by_side(terms, num_heads).unbind(-3)  # (..., L, H, D) each
     return halves[0].transpose(-3, -2), halves[1].transpose(-3, -2)
+
+
+def terms_side_by_side(terms: Tensor, num_heads: int) -> Tensor:
+    """Views terms (..., L, 2 * H * D) as (..., L, 2, H, D), the layout of a projection of q and k."""
+    return terms.unflatten(-1, [2, num_heads, terms.shape[-1] // (2 * num_heads)])
 
 
 class AttentionStage(nn.Module):
@@ -33,12 +37,13 @@ class AttentionStage(nn.Module):
         return q, k
 
     @torch.jit.unused
-    def on_query_key_(self, q: Tensor, k: Tensor, terms: Tensor) -> Tuple[Tensor, Tensor]:
-        """`on_query_key` for a caller who needs q and k no more: they may be overwritten.
+    def place_in_(self, qk: Tensor, terms: Tensor) -> bool:
+        """`on_query_key` for queries and keys side by side (B, L, 2, H, D) that nobody else needs.
 
-        Without gradients this saves a stage that is one operation per element half of its memory traffic.
+        A stage that is one operation per element overwrites both in one pass and returns True: without
+        gradients that costs next to nothing. Others leave them alone and return False.
         """
-        return self.on_query_key(q, k, terms)
+        return False
 
     def score_factors(self, terms_q: Tensor, terms_k: Tensor) -> Optional[Tuple[Tensor, Tensor]]:
         """Returns f_q (..., H, Lq, R) and f_k (..., H or 1, Lk, R) whose product is added to q k^T.
@@ -61,9 +66,9 @@ class MultiplyStage(AttentionStage):
         return q * e_q, k * e_k
 
     @torch.jit.unused
-    def on_query_key_(self, q: Tensor, k: Tensor, terms: Tensor) -> Tuple[Tensor, Tensor]:
-        e_q, e_k = split_terms(terms.to(q.dtype), self.num_heads)
-        return q.mul_(e_q), k.mul_(e_k)
+    def place_in_(self, qk: Tensor, terms: Tensor) -> bool:
+        qk.mul_(terms_side_by_side(terms.to(qk.dtype), self.num_heads))
+        return True
 
 
 class AddStage(AttentionStage):
@@ -78,9 +83,9 @@ class AddStage(AttentionStage):
         return q + e_q, k + e_k
 
     @torch.jit.unused
-    def on_query_key_(self, q: Tensor, k: Tensor, terms: Tensor) -> Tuple[Tensor, Tensor]:
-        e_q, e_k = split_terms(terms.to(q.dtype), self.num_heads)
-        return q.add_(e_q), k.add_(e_k)
+    def place_in_(self, qk: Tensor, terms: Tensor) -> bool:
+        qk.add_(terms_side_by_side(terms.to(qk.dtype), self.num_heads))
+        return True
 
 
 class BiasStage(AttentionStage):

@@ -29,6 +29,8 @@ class HoldsStage:
 
     stage: Any
     children: Any
+    q_norm: Any
+    k_norm: Any
     fused_attn: Any
     attn_drop: Any
     scale: Any
@@ -37,13 +39,23 @@ class HoldsStage:
     __jit_ignored_attributes__: ClassVar[List[str]] = ["_kept_bias"]
 
     def attend_with_positions(
+        self, qkv: Tensor, terms: Tensor, attn_mask: Optional[Tensor], is_causal: bool
+    ) -> Tensor:
+        """Attention over queries, keys and values side by side (B, L, 3, H, D); returns (B, L, H * D).
+
+        Terms are those of the same tokens, (..., L, T).
+        """
+        placed = False
+        if not torch.jit.is_scripting():
+            placed = self._place_in_(qkv, terms)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        if not placed:
+            q, k = self.stage.on_query_key(self.q_norm(q), self.k_norm(k), terms)
+        return self._attend(q, k, v, terms, attn_mask, is_causal).transpose(1, 2).flatten(2)
+
+    def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, terms: Tensor, attn_mask: Optional[Tensor], is_causal: bool
     ) -> Tensor:
-        """Attention over q, k, v (B, H, L, D) of tokens whose terms are (..., L, T); returns (B, H, L, D)."""
-        if torch.jit.is_scripting() or self._is_listened_to(q):
-            q, k = self.stage.on_query_key(q, k, terms)
-        else:
-            q, k = self.stage.on_query_key_(q, k, terms)
         if not torch.jit.is_scripting():
             bias = self._bias_of_inference(q, terms)
             if bias is not None and attn_mask is None and not is_causal:
@@ -60,11 +72,17 @@ class HoldsStage:
         return self.attn_drop(scores.softmax(dim=-1)) @ v
 
     @torch.jit.unused
-    def _is_listened_to(self, q: Tensor) -> bool:
-        """Whether anyone but attention reads q and k: autograd, a tracer, or a hook on what made them."""
-        if is_being_traced(q) or torch.is_grad_enabled():
-            return True
-        return any(bool(part._forward_hooks) for part in self.children())
+    def _place_in_(self, qkv: Tensor, terms: Tensor) -> bool:
+        """Writes positions into queries and keys where they lie, if nobody else reads them; says whether.
+
+        Autograd, a tracer, a norm and a hook on the projection would.
+        """
+        if is_being_traced(qkv) or torch.is_grad_enabled():
+            return False
+        normed = not (isinstance(self.q_norm, nn.Identity) and isinstance(self.k_norm, nn.Identity))
+        if normed or any(part._forward_hooks for part in self.children()):
+            return False
+        return bool(self.stage.place_in_(qkv[:, :, :2], terms))
 
     @torch.jit.unused
     def _bias_of_inference(self, q: Tensor, terms: Tensor) -> Optional[Tensor]:
@@ -109,13 +127,9 @@ class PositionAttention(HoldsStage, Attention):
     def forward(
         self, x: Tensor, terms: Tensor, attn_mask: Optional[Tensor] = None, is_causal: bool = False
     ) -> Tensor:
-        B, N, _ = x.shape
         gate = self.gate(x).sigmoid() if self.gate is not None else None
-        qkv = self.qkv(x).reshape(B, N, 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4)
-        q, k, v = qkv.unbind(0)
-        q, k = self.q_norm(q), self.k_norm(k)
-        x = self.attend_with_positions(q, k, v, terms, attn_mask, is_causal)
-        x = self.norm(x.transpose(1, 2).reshape(B, N, self.attn_dim))
+        qkv = self.qkv(x).unflatten(-1, [3, self.num_heads, self.head_dim])
+        x = self.norm(self.attend_with_positions(qkv, terms, attn_mask, is_causal))
         if gate is not None:
             x = x * gate
         return self.proj_drop(self.proj(x))
@@ -173,15 +187,12 @@ class PositionParallelScalingBlock(HoldsStage, ParallelScalingBlock):
     def forward(
         self, x: Tensor, terms: Tensor, attn_mask: Optional[Tensor] = None, is_causal: bool = False
     ) -> Tensor:
-        B, N, C = x.shape
-        x_mlp, q, k, v = torch.split(self.in_proj(self.in_norm(x)), self.in_split, dim=-1)
+        hidden, width = self.in_split[0], self.num_heads * self.head_dim
+        x_mlp, qkv = torch.split(self.in_proj(self.in_norm(x)), [hidden, 3 * width], dim=-1)
         if self.mlp_bias is not None:
             x_mlp = x_mlp + self.mlp_bias
-        q = self.q_norm(q.view(B, N, self.num_heads, self.head_dim)).transpose(1, 2)
-        k = self.k_norm(k.view(B, N, self.num_heads, self.head_dim)).transpose(1, 2)
-        v = v.view(B, N, self.num_heads, self.head_dim).transpose(1, 2)
-        x_attn = self.attend_with_positions(q, k, v, terms, attn_mask, is_causal)
-        x_attn = x_attn.transpose(1, 2).reshape(B, N, C)
+        qkv = qkv.unflatten(-1, [3, self.num_heads, self.head_dim])
+        x_attn = self.attend_with_positions(qkv, terms, attn_mask, is_causal)
         x_mlp = self.mlp_drop(self.mlp_act(x_mlp))
         if self.out_proj is not None:
             y = self.out_proj(torch.cat((x_attn, x_mlp), dim=-1))
