@@ -1,7 +1,7 @@
 """The position encoder: digits, shared prefixes, tables (the bars of the core)."""
 
 import multiprocessing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -13,18 +13,18 @@ from seqpe_zoo.portable.digits import positions_to_digits
 from seqpe_zoo.portable.encoder import PositionEncoder
 
 
-def run(full: bool) -> list[Row]:
+def run(full: bool) -> Iterator[Row]:
     """Measures with one and with two threads."""
-    rows = []
     for threads in (1, 2):
         torch.set_num_threads(threads)
-        rows += _digits(threads)
-        rows += _inference(threads, rounds=5 if full else 3)
-        rows += _training(threads, rounds=9 if full else 5)
-    rows += _scaling(full)
-    rows += _shapes()
-    rows += _growth()
-    return [*rows, _memory()] if full else rows
+        yield from _digits(threads)
+        yield from _inference(threads, rounds=5 if full else 3)
+        yield from _training(threads, rounds=9 if full else 5)
+    yield from _scaling(full)
+    yield from _shapes()
+    yield from _growth()
+    if full:
+        yield _memory()
 
 
 def encode_full_sequences(encoder: PositionEncoder, positions: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ python -m benchmarks.run --only core      # one section; the others of the page 
 import argparse
 import importlib
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -37,6 +38,8 @@ RESULTS = Path(__file__).parent / "RESULTS.md"
 # again costs page faults, up to a tenth of a forward pass, which one model has and its twin has not. With
 # these settings memory is kept, as PyTorch's tuning guide advises, and equal models measure equal.
 KEEP_MEMORY = {"MALLOC_TRIM_THRESHOLD_": "4000000000", "MALLOC_MMAP_THRESHOLD_": "4000000000"}
+SECTION_PROCESS = "SEQPE_BENCH_SECTION"
+"""Tells a process that it was started, with these settings, to measure one section."""
 
 
 def main() -> None:
@@ -49,32 +52,33 @@ def main() -> None:
     length.add_argument("--full", action="store_true", help="all sizes, more repetitions")
     parser.add_argument("--only", choices=SECTIONS, nargs="+", help="measure these sections alone")
     options = parser.parse_args()
-    _restart_with_kept_memory()
-    command = f"python -m benchmarks.run --{'full' if options.full else 'short'}"
+    length = "--full" if options.full else "--short"
+    if os.environ.pop(SECTION_PROCESS, None):
+        for setting in KEEP_MEMORY:  # processes that measure peaks of memory must not inherit them
+            os.environ.pop(setting, None)
+        _measure(options.only[0], options.full, f"python -m benchmarks.run {length} --only {options.only[0]}")
+        return
     for name in options.only or SECTIONS:
-        begin = time.perf_counter()
-        module, _, part = name.partition(":")
-        measure = getattr(importlib.import_module(f"benchmarks.{module}"), f"run_{part}" if part else "run")
-        rows = []
-        for row in measure(options.full):
-            print(f"{row.what}: {row.measured} {row.bar}", flush=True)
-            rows.append(row)
-        if not rows:
-            continue
+        # A process for each section: what one has kept of memory is not missing in the next.
+        command = [sys.executable, "-m", "benchmarks.run", length, "--only", name]
+        ended = subprocess.run(command, env={**os.environ, **KEEP_MEMORY, SECTION_PROCESS: "1"}, check=False)
+        if ended.returncode:
+            sys.exit(f"section {name} failed; those before it are in {RESULTS}")
+
+
+def _measure(name: str, full: bool, command: str) -> None:
+    """Measures a section, shows it and writes it; an interrupted run keeps the sections before."""
+    begin = time.perf_counter()
+    module, _, part = name.partition(":")
+    measure = getattr(importlib.import_module(f"benchmarks.{module}"), f"run_{part}" if part else "run")
+    rows = []
+    for row in measure(full):
+        print(f"{row.what}: {row.measured} {row.bar}", flush=True)
+        rows.append(row)
+    if rows:
         print(f"{name}: {(time.perf_counter() - begin) / 60:.1f} minutes")
         _show(SECTIONS[name], rows)
-        # After each section, so that an interrupted run keeps what it measured.
-        write_section(SECTIONS[name], rows, f"{command} --only {name}" if options.only else command, RESULTS)
-
-
-def _restart_with_kept_memory() -> None:
-    """Starts this program again with the allocator's settings, which are read when a process begins."""
-    if os.environ.get("SEQPE_BENCH_RESTARTED"):
-        for name in KEEP_MEMORY:  # processes that measure peaks of memory must not inherit them
-            os.environ.pop(name, None)
-        return
-    environment = {**os.environ, **KEEP_MEMORY, "SEQPE_BENCH_RESTARTED": "1"}
-    os.execve(sys.executable, [sys.executable, "-m", "benchmarks.run", *sys.argv[1:]], environment)
+        write_section(SECTIONS[name], rows, command, RESULTS)
 
 
 def _show(title: str, rows: list[Row]) -> None:

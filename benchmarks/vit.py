@@ -42,10 +42,11 @@ def run_cost(full: bool) -> Iterator[Row]:
 
     The model without an encoding is also built a second time, to show how well equal models measure equal.
     """
-    for size, rounds in ((224, 21), (448, 9), (672, 6)) if full else ((224, 5),):
+    for size, rounds in ((224, 20), (448, 8), (672, 4)) if full else ((224, 5),):
         yield from forward_rows(
             size, 8, rounds, (NOPE_AGAIN, "ours seqpe mul", "ours seqpe sum"), NOPE, COST_BARS
         )
+        yield from share_rows(size, 8, rounds if size > 448 else 2 * rounds)
         yield from forward_rows(size, 8, rounds, ("ours seqpe mul",), ROPE, {"ours seqpe mul": 1.0})
 
 
@@ -55,9 +56,9 @@ def run_training(full: bool) -> Iterator[Row]:
 
 
 def run_large(full: bool) -> Iterator[Row]:
-    """Batches of 32, which no bar names, in a full run only."""
+    """Batches of 32, in a full run only; the largest takes minutes a round and has one."""
     for size in (224, 448, 672) if full else ():
-        yield from forward_rows(size, 32, 2, (ROPE, NOPE, *BARS_AGAINST_PLAIN))
+        yield from forward_rows(size, 32, 1 if size > 448 else 3, (ROPE, *BARS_AGAINST_PLAIN))
 
 
 def forward_rows(
@@ -80,6 +81,52 @@ def forward_rows(
             )
             for ratio in compare(models, baseline, rounds)
         ]
+
+
+def share_rows(size: int, batch: int, rounds: int) -> list[Row]:
+    """What is done with positions in a forward pass, and nothing else: preparing them, and attention.
+
+    The rest of the pass is the same code for all encodings. Its time is known from the model without an
+    encoding, so that a ratio of these parts says what the whole pass costs, and more sharply than the pass.
+    """
+    x = torch.randn(batch, 3, size, size)
+    whole = "the whole pass"
+    with torch.inference_mode():
+        names = (NOPE, NOPE_AGAIN, *COST_BARS)
+        parts = {name: _parts_with_positions(build(name, size), x) for name in names}
+        ratios = compare({**parts, whole: _forward(build(NOPE, size), x)}, NOPE, rounds)
+    share = 1 / next(ratio.median for ratio in ratios if ratio.name == whole)
+    rows = []
+    for ratio in ratios:
+        row = Row.slower(
+            f"attention and positions alone, {size} x {size}, batch {batch}: {ratio.name}", ratio, None
+        )
+        rows.append(row)
+        if ratio.name in COST_BARS:
+            cost, bar = 1 + (ratio.median - 1) * share, COST_BARS[ratio.name]
+            title = f"forward, {size} x {size}, batch {batch}: {ratio.name}, from the line above"
+            rows.append(Row(title, f"{cost:.3f}x {NOPE}", f"at most {bar:.2f}x", cost <= bar))
+    return rows
+
+
+def _parts_with_positions(model: Any, x: Tensor) -> Callable[[], object]:
+    """Returns a function that prepares positions and calls all attention layers as a forward pass does."""
+    calls: list[tuple[nn.Module, tuple[Any, ...]]] = []
+    hooks = [
+        block.attn.register_forward_pre_hook(lambda layer, inputs: calls.append((layer, inputs)))
+        for block in model.blocks
+    ]
+    model(x)
+    for hook in hooks:
+        hook.remove()
+    grid, prefix = model.patch_embed.grid_size, model.num_prefix_tokens
+
+    def parts() -> None:
+        model.position_encoding.prepare_grid(grid, (0, 0), prefix, x.device)
+        for layer, inputs in calls:
+            layer(*inputs)
+
+    return parts
 
 
 def training_rows(batch: int, rounds: int, size: int = 224) -> list[Row]:

@@ -232,7 +232,8 @@ def write_report(report: Any, folder: Path, plot: bool) -> None:
         paper = load_paper_tables().get(PAPER_TABLES.get((task, metric), ""))
         header, rows = extrapolation_rows(of_task, metric, paper)
         print_table(console, f"{metric.replace('_', ' ')}: {of_task[0].dataset['name']}", header, rows)
-        source = f"Rows marked (paper): {paper.table}, {paper.data}.\n" if paper is not None else ""
+        quoted = paper is not None and any(row[0].endswith("(paper)") for row in rows)
+        source = f"Rows marked (paper): {paper.table}, {paper.data}.\n" if quoted else ""
         sections.append(
             f"## {metric} on {of_task[0].dataset['name']}\n\n{markdown_table(header, rows)}\n{source}"
         )
@@ -266,7 +267,7 @@ def _diagnose(arguments: argparse.Namespace) -> int:
 
     from ..data.errors import DataError
     from .model_loading import load_image_model, load_language_model
-    from .position_space import diagnose_grid, diagnose_line, encoding_with_vectors
+    from .position_space import BEST_SCORES, diagnose_grid, diagnose_line, encoding_with_vectors
 
     options = {"device": arguments.device, "trust_remote_code": arguments.trust_remote_code}
     if task_of(arguments.model) == "text":
@@ -286,10 +287,11 @@ def _diagnose(arguments: argparse.Namespace) -> int:
     content = {"model": Path(arguments.model).name, "position_encoding": encoding.name, "scores": scores}
     (folder / "diagnosis.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     console = Console(highlight=False)
-    rows = [[name.replace("_", " "), f"{value:g}"] for name, value in scores.items()]
-    print_table(
-        console, f"position vectors of {content['model']} ({encoding.name})", ["score", "value"], rows
-    )
+    rows = [
+        [name.replace("_", " "), f"{value:g}", BEST_SCORES.get(name, "")] for name, value in scores.items()
+    ]
+    title = f"position vectors of {content['model']} ({encoding.name})"
+    print_table(console, title, ["score", "value", "best"], rows)
     if not arguments.no_plot:
         _draw_heatmaps(encoding, size, is_line, folder)
     console.print(f"wrote {folder}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from ..data.squad_documents import DocumentQuestion, build_document_questions, l
 from ..data.text_sources import describe_text, open_token_stream
 from .accuracy import evaluate_accuracy, evaluate_small_images
 from .answers import evaluate_answers
+from .defaults import number_of_classes
 from .model_loading import ImageModel, LanguageModel
 from .perplexity import evaluate_perplexity
 from .report import Measurement
@@ -62,7 +64,10 @@ def measure_images(
         results = evaluate_accuracy(model, images, resolutions, batch_size, workers, max_images)
     measured = []
     for r in results:
-        for metric, value in (("accuracy", r.top1), ("top5_accuracy", r.top5)):
+        metrics = {"accuracy": r.top1}
+        if (number_of_classes(model) or math.inf) > 5:  # of five classes the first five are always right
+            metrics["top5_accuracy"] = r.top5
+        for metric, value in metrics.items():
             setting = {"resolution": r.resolution}
             measured.append(Measurement(label, "image-classification", dataset, metric, setting, value))
     return measured

@@ -20,6 +20,16 @@ from .model_loading import find_position_encoding
 
 CORNERS = "first position, end of the first row, centre, start of the last row, last position"
 
+BEST_SCORES = {
+    "digit_artefact_score": "0: nearness rules, not digits",
+    "nearness_correlation": "1: similarity falls with distance",
+    "collapse_of_training_context": "below 1: positions can be told apart",
+    "collapse_of_shifted_copies": "that of the training context",
+    "coverage_of_training_context": "1: the most similar position is a near one",
+    "coverage_of_all_positions": "1",
+}
+"""What a score is where all is well, in words for a reader."""
+
 
 def encoding_with_vectors(model: nn.Module) -> Any:
     """Returns the encoding of a model that gives each position a vector.

@@ -189,7 +189,7 @@ def extrapolation_rows(
     Args:
         measurements: of one task.
         metric: which of their numbers.
-        paper: rows "(paper)" are added below those of ours that the paper has.
+        paper: rows "(paper)" are added below those of ours that the paper has at any of the settings.
     """
     table = {model: values[metric] for model, values in by_model(measurements).items() if metric in values}
     settings = sorted({int(setting) for values in table.values() for setting in values})
@@ -199,9 +199,9 @@ def extrapolation_rows(
         cells = [values.get(str(setting)) for setting in settings]
         rows.append(_row(model, metric, cells))
         if paper is not None and model in paper.rows:
-            rows.append(
-                _row(f"{model} (paper)", metric, [paper.value(model, setting) for setting in settings])
-            )
+            theirs = [paper.value(model, setting) for setting in settings]
+            if any(value is not None for value in theirs):
+                rows.append(_row(f"{model} (paper)", metric, theirs))
     return header, rows
 
 

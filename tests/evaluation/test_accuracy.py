@@ -8,6 +8,7 @@ from seqpe_zoo.data.digits_images import load_digit_images, write_image_folder
 from seqpe_zoo.data.errors import DataError
 from seqpe_zoo.data.images import open_image_split
 from seqpe_zoo.evaluation.accuracy import count_correct, evaluate_accuracy, evaluate_small_images
+from seqpe_zoo.evaluation.measure import measure_images
 from seqpe_zoo.evaluation.model_loading import image_model_of, load_image_model
 
 
@@ -30,6 +31,14 @@ def test_right_answers_are_counted() -> None:
     pixels = torch.tensor([0.0, 1.0, 2.0, 9.0]).view(4, 1, 1, 1).expand(4, 3, 32, 32)
     result = count_correct(model, [(pixels, labels)], 32)
     assert (result.top1, result.images) == (75.0, 4)
+
+
+@pytest.mark.parametrize(("classes", "metrics"), [(10, {"accuracy", "top5_accuracy"}), (5, {"accuracy"})])
+def test_first_five_of_five_classes_say_nothing(folder: Path, classes: int, metrics: set[str]) -> None:
+    model = image_model_of(stock_vit(), "vit")
+    model.model.reset_classifier(classes)
+    measured = measure_images(model, "vit", str(folder), "val", [32], max_images=4)
+    assert {m.metric for m in measured} == metrics
 
 
 def test_stock_model_is_measured_at_other_resolutions(folder: Path) -> None:

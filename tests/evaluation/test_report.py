@@ -50,6 +50,12 @@ def test_papers_row_stands_below_ours(report: Report) -> None:
     assert rows[2] == ["mine", "30.00", "-", "-"]
 
 
+def test_paper_is_not_quoted_at_settings_it_does_not_have() -> None:
+    ours = Measurement("seqpe", "text-generation", {"name": "x"}, "perplexity", {"length": 32}, 50.0)
+    _, rows = extrapolation_rows([ours], "perplexity", load_paper_tables()["language_modelling"])
+    assert rows == [["seqpe", "50.00", "50.00"]]
+
+
 def test_markdown_has_a_line_for_each_row() -> None:
     assert markdown_table(["Model", "512"], [["a", "1"]]) == "| Model | 512 |\n|---|---:|\n| a | 1 |\n"
 
