@@ -14,14 +14,14 @@ from seqpe_zoo.portable.encoder import PositionEncoder
 
 
 def run(full: bool) -> Iterator[Row]:
-    """Measures with one and with two threads."""
-    for threads in (1, 2):
+    """Measures with two threads, in a full run with one too, and then what sizes cost."""
+    for threads in (1, 2) if full else (2,):
         torch.set_num_threads(threads)
         yield from _digits(threads)
-        yield from _inference(threads, rounds=5 if full else 3)
-        yield from _training(threads, rounds=9 if full else 5)
+        yield from _inference(threads, rounds=5 if full else 2)
+        yield from _training(threads, rounds=9 if full else 3)
     yield from _scaling(full)
-    yield from _shapes()
+    yield from _shapes(rounds=3 if full else 1)
     yield from _growth()
     if full:
         yield _memory()
@@ -112,7 +112,7 @@ def _scaling(full: bool) -> list[Row]:
     return rows
 
 
-def _shapes() -> list[Row]:
+def _shapes(rounds: int) -> list[Row]:
     """What width, digits, dimensions and base cost: 4,000 positions against the plain setting."""
     plain = "d=384, 5 digits, 1 dimension, base 10"
     settings: dict[str, dict[str, int]] = {
@@ -139,7 +139,7 @@ def _shapes() -> list[Row]:
 
         return encode
 
-    ratios = compare({name: candidate(options) for name, options in settings.items()}, plain, rounds=3)
+    ratios = compare({name: candidate(options) for name, options in settings.items()}, plain, rounds)
     return [Row.slower(f"encoding some 4,000 positions, {ratio.name}", ratio, None) for ratio in ratios]
 
 

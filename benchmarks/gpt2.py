@@ -28,9 +28,9 @@ def run(full: bool) -> Iterator[Row]:
     torch.set_num_threads(2)
     for length, rounds in ((512, 9), (2048, 3)) if full else ((512, 3),):
         yield from forward_rows(length, rounds)
-    for batch in (1, 8):
-        yield from decode_rows(batch, rounds=11 if full else 5, context=512)
-    yield from train_rows(rounds=2, batch=8 if full else 2)
+    for batch in (1, 8) if full else (1,):
+        yield from decode_rows(batch, rounds=11 if full else 3, context=512)
+    yield from train_rows(rounds=2 if full else 1, batch=8 if full else 2)
 
 
 def run_long(full: bool) -> Iterator[Row]:
