@@ -5,6 +5,7 @@ from seqpe_zoo.data.errors import DataError
 from seqpe_zoo.evaluation.diagnostics import similarity_matrix
 from seqpe_zoo.evaluation.position_space import (
     collapse_score,
+    BEST_SCORES,
     diagnose_grid,
     diagnose_line,
     encoding_with_vectors,
@@ -43,6 +44,7 @@ def test_line_is_diagnosed(name: str) -> None:
     assert 0 <= scores["digit_artefact_score"] <= 1
     assert 0 < scores["collapse_of_shifted_copies"] <= 1.0001
     assert scores["training_context"] == 64
+    assert set(BEST_SCORES) == set(scores) - {"positions", "training_context"}
 
 
 @pytest.mark.parametrize("name", ["seqpe", "ape_learn"])
