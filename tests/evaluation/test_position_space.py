@@ -4,8 +4,8 @@ import torch
 from seqpe_zoo.data.errors import DataError
 from seqpe_zoo.evaluation.diagnostics import similarity_matrix
 from seqpe_zoo.evaluation.position_space import (
-    collapse_score,
     BEST_SCORES,
+    collapse_score,
     diagnose_grid,
     diagnose_line,
     encoding_with_vectors,
