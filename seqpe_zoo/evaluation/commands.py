@@ -94,14 +94,12 @@ def _reporting(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.N
     """Turns errors about the user's input into a sentence and exit code 2."""
 
     def handler(arguments: argparse.Namespace) -> int:
-        from rich.console import Console
-
         from ..data.errors import DataError
 
         try:
             return run(arguments)
         except DataError as error:
-            Console(stderr=True, highlight=False, soft_wrap=True).print(f"error: {error}", markup=False)
+            _remark(f"error: {error}")
             return 2
 
     return handler
@@ -150,6 +148,7 @@ def _with_own_label(measured: list[Any], before: list[Any], name: str) -> list[A
 def _measure(task: str, name: str, label: str | None, arguments: argparse.Namespace) -> list[Any]:
     from ..data.errors import DataError
     from ..data.image_sources import DIGITS, open_small_images
+    from ..data.images import class_names, open_image_split
     from .defaults import default_lengths, default_resolutions, number_of_classes
     from .measure import measure_images, measure_questions, measure_text
     from .model_loading import load_image_model, load_language_model
@@ -164,20 +163,23 @@ def _measure(task: str, name: str, label: str | None, arguments: argparse.Namesp
         classes = number_of_classes(image_model)
         if arguments.data is None and classes not in (10, None):
             raise DataError(f"{name} tells {classes} classes apart, the embedded digits are 10: give --data")
-        source = arguments.data or DIGITS
+        source, root = arguments.data or DIGITS, arguments.data_root
         if arguments.data is None:
             _say_embedded("handwritten digits")
         has_test = open_small_images(source) is not None
+        split = arguments.split or ("test" if has_test else "validation")
+        if not has_test:
+            _warn_of_other_classes(name, classes, class_names(open_image_split(source, split, root)))
         return measure_images(
             image_model,
             label or image_model.label,
             source,
-            arguments.split or ("test" if has_test else "validation"),
+            split,
             arguments.resolutions or default_resolutions(image_model),
             arguments.batch_size,
             arguments.workers,
             arguments.max_images,
-            arguments.data_root,
+            root,
         )
     model = load_language_model(name, **options)
     label = label or model.label
@@ -200,11 +202,23 @@ def _measure(task: str, name: str, label: str | None, arguments: argparse.Namesp
 
 
 def _say_embedded(what: str) -> None:
-    from rich.console import Console
-
-    Console(stderr=True, highlight=False, soft_wrap=True).print(
+    _remark(
         f"no --data is given: measuring on the embedded {what}, which the model may not have been made for"
     )
+
+
+def _warn_of_other_classes(name: str, known: int | None, names: list[str] | None) -> None:
+    if known is not None and names is not None and known != len(names):
+        _remark(
+            f"warning: {name} tells {known} classes apart, the pictures have {len(names)}: class number i of "
+            "the model counts as folder number i, so accuracy says nothing unless they are the same things"
+        )
+
+
+def _remark(sentence: str) -> None:
+    from rich.console import Console
+
+    Console(stderr=True, highlight=False, soft_wrap=True).print(sentence, markup=False)
 
 
 PAPER_TABLES = {

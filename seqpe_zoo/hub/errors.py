@@ -150,7 +150,7 @@ class CheckFailed(HubError):
     """The staged folder has defects, listed in `problems`."""
 
     exit_code = 30
-    remedy = "correct these, then stage and check again; nothing was sent"
+    remedy = "correct these, then stage again with --overwrite and check again; nothing was sent"
 
     def __init__(self, problems: list[str], remedy: str | None = None) -> None:
         super().__init__(

@@ -177,6 +177,12 @@ def _facts_for(config: dict[str, Any], facts: Facts, reason: str | None) -> Fact
         raise CheckFailed([f"the card names {', '.join(missing)}, which cannot load this model{why}"])
     if problems := _encoding_problems(config, facts.position_encoding):
         raise CheckFailed(problems, "correct position_encoding in facts.yaml")
+    known_size = (config.get("pretrained_cfg") or {}).get("input_size")
+    if facts.input_size and known_size and facts.input_size != known_size:
+        raise CheckFailed(
+            [f"facts.yaml says input_size {facts.input_size}, but config.json has {known_size}"],
+            "correct input_size in facts.yaml: channels, height, width",
+        )
     return replace(facts, libraries=list(dict.fromkeys([*facts.libraries, *possible])))
 
 

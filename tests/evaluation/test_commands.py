@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import timm
 
+from seqpe_zoo.data.digits_images import write_image_folder
 from seqpe_zoo.evaluation.commands import add_subcommands, split_label
 from seqpe_zoo.evaluation.defaults import default_lengths, default_resolutions
 from seqpe_zoo.evaluation.model_loading import image_model_of, load_language_model
@@ -63,6 +64,18 @@ def test_classifier_of_other_classes_is_not_measured_on_digits(
     timm.models.save_for_hf(model, str(tmp_path), model_args=arguments, safe_serialization=True)
     assert run("evaluate", str(tmp_path)) == 2
     assert "7 classes apart, the embedded digits are 10: give --data" in capsys.readouterr().err
+
+
+def test_pictures_of_other_classes_are_measured_with_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = {"pos_embed": "nope", "depth": 1}
+    model = timm.create_model("vit_pico_patch4_pe_32", num_classes=7, **arguments)
+    timm.models.save_for_hf(model, str(tmp_path / "model"), model_args=arguments, safe_serialization=True)
+    pictures = write_image_folder(tmp_path / "pictures", size=32, train=10, test=30)
+    words = ["--resolutions", "32", "--max-images", "4", "--no-plot", "--output", str(tmp_path / "out")]
+    assert run("evaluate", str(tmp_path / "model"), "--data", str(pictures), *words) == 0
+    assert "7 classes apart, the pictures have 10" in capsys.readouterr().err
 
 
 def test_results_are_drawn_again(our_language_model: Path, tmp_path: Path) -> None:

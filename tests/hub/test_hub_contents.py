@@ -112,6 +112,16 @@ def test_stage_refuses_a_card_of_another_encoding(run_folder, tmp_path):
     assert not (tmp_path / "staged").exists()
 
 
+def test_stage_refuses_a_card_of_another_input_size(run_folder, tmp_path):
+    config = json.loads((run_folder / "config.json").read_text())
+    config["pretrained_cfg"] = {"input_size": [1, 28, 28]}
+    (run_folder / "config.json").write_text(json.dumps(config))
+    cards = write_card_folder(tmp_path / "card", FACTS + "input_size: [3, 28, 28]\n")
+    with pytest.raises(errors.CheckFailed, match=r"\[3, 28, 28\], but config.json has \[1, 28, 28\]"):
+        stage(run_folder, tmp_path / "staged", card_folder=cards, fingerprint=False)
+    assert not (tmp_path / "staged").exists()
+
+
 def test_failed_stage_leaves_nothing(run_folder, tmp_path):
     bad = write_card_folder(tmp_path / "card", FACTS + "colour: red\n")
     with pytest.raises(errors.UsageError):
