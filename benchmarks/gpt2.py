@@ -24,13 +24,14 @@ DECODE_BAR, TRAIN_BAR, MEMORY_BAR = 1.10, 1.20, 1.5
 
 
 def run(full: bool) -> Iterator[Row]:
-    """Measures forward passes, decoding and training steps."""
+    """Measures forward passes, decoding and, in a full run, training steps."""
     torch.set_num_threads(2)
     for length, rounds in ((512, 9), (2048, 3)) if full else ((512, 3),):
         yield from forward_rows(length, rounds)
     for batch in (1, 8) if full else (1,):
         yield from decode_rows(batch, rounds=11 if full else 3, context=512)
-    yield from train_rows(rounds=2 if full else 1, batch=8 if full else 2)
+    if full:
+        yield from train_rows(rounds=2, batch=8)
 
 
 def run_long(full: bool) -> Iterator[Row]:
@@ -45,8 +46,9 @@ def run_long(full: bool) -> Iterator[Row]:
 
 
 def run_memory(full: bool) -> Iterator[Row]:
-    """Measures peaks of memory, and with them the time of one very long pass."""
-    yield from memory_rows(list(FORWARD_BARS) if full else ["seqpe bias"], 16384 if full else 4096)
+    """Measures peaks of memory, and with them the time of one very long pass, in a full run only."""
+    if full:
+        yield from memory_rows(list(FORWARD_BARS), 16384)
 
 
 def build(name: str, options: dict[str, Any] | None = None, positions: int = 16896) -> Any:
