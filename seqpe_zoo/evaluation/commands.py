@@ -148,7 +148,6 @@ def _with_own_label(measured: list[Any], before: list[Any], name: str) -> list[A
 def _measure(task: str, name: str, label: str | None, arguments: argparse.Namespace) -> list[Any]:
     from ..data.errors import DataError
     from ..data.image_sources import DIGITS, open_small_images
-    from ..data.images import class_names, open_image_split
     from .defaults import default_lengths, default_resolutions, number_of_classes
     from .measure import measure_images, measure_questions, measure_text
     from .model_loading import load_image_model, load_language_model
@@ -163,23 +162,21 @@ def _measure(task: str, name: str, label: str | None, arguments: argparse.Namesp
         classes = number_of_classes(image_model)
         if arguments.data is None and classes not in (10, None):
             raise DataError(f"{name} tells {classes} classes apart, the embedded digits are 10: give --data")
-        source, root = arguments.data or DIGITS, arguments.data_root
+        source = arguments.data or DIGITS
         if arguments.data is None:
             _say_embedded("handwritten digits")
         has_test = open_small_images(source) is not None
-        split = arguments.split or ("test" if has_test else "validation")
-        if not has_test:
-            _warn_of_other_classes(name, classes, class_names(open_image_split(source, split, root)))
         return measure_images(
             image_model,
             label or image_model.label,
             source,
-            split,
+            arguments.split or ("test" if has_test else "validation"),
             arguments.resolutions or default_resolutions(image_model),
             arguments.batch_size,
             arguments.workers,
             arguments.max_images,
-            root,
+            arguments.data_root,
+            remark=_remark,
         )
     model = load_language_model(name, **options)
     label = label or model.label
@@ -205,14 +202,6 @@ def _say_embedded(what: str) -> None:
     _remark(
         f"no --data is given: measuring on the embedded {what}, which the model may not have been made for"
     )
-
-
-def _warn_of_other_classes(name: str, known: int | None, names: list[str] | None) -> None:
-    if known is not None and names is not None and known != len(names):
-        _remark(
-            f"warning: {name} tells {known} classes apart, the pictures have {len(names)}: class number i of "
-            "the model counts as folder number i, so accuracy says nothing unless they are the same things"
-        )
 
 
 def _remark(sentence: str) -> None:

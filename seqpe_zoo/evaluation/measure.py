@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..data.errors import DataError
 from ..data.image_sources import open_small_images
-from ..data.images import open_image_split
+from ..data.images import class_names, open_image_split
 from ..data.squad_documents import DocumentQuestion, build_document_questions, load_questions, read_rows
 from ..data.text_sources import describe_text, open_token_stream
 from .accuracy import evaluate_accuracy, evaluate_small_images
@@ -48,8 +48,12 @@ def measure_images(
     workers: int = 0,
     max_images: int | None = None,
     root: Path | None = None,
+    remark: Callable[[str], None] | None = None,
 ) -> list[Measurement]:
-    """Accuracy of a classifier at each resolution; `root` as of `open_image_split`."""
+    """Accuracy of a classifier at each resolution; `root` as of `open_image_split`.
+
+    `remark` is called with a sentence where the pictures have another number of classes than the model.
+    """
     small = open_small_images(source)
     if small is not None:
         dataset = {"name": small.name, "id": small.identifier, "split": split}
@@ -61,6 +65,13 @@ def measure_images(
         is_local = any(Path(place).exists() for place in places)
         dataset = {"name": name, "id": name if is_local else source, "split": split}
         images = open_image_split(source, split, root)
+        known, names = number_of_classes(model), class_names(images)
+        if remark is not None and known is not None and names is not None and known != len(names):
+            remark(
+                f"warning: {model.name} tells {known} classes apart, the pictures have {len(names)}: class "
+                "number i of the model counts as folder number i, so accuracy says nothing unless they are "
+                "the same things"
+            )
         results = evaluate_accuracy(model, images, resolutions, batch_size, workers, max_images)
     measured = []
     for r in results:
