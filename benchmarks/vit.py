@@ -57,10 +57,8 @@ def run_training(full: bool) -> Iterator[Row]:
 
 def run_large(full: bool) -> Iterator[Row]:
     """Batches of 32, in a full run only; the largest take most of a minute a pass and have one round."""
-    if full:
-        yield from forward_rows(224, 32, 3, (ROPE, *BARS_AGAINST_PLAIN))
-        yield from forward_rows(448, 32, 2, (ROPE, *BARS_AGAINST_PLAIN))
-        yield from forward_rows(672, 32, 1, tuple(COST_BARS))
+    for size, rounds in ((224, 3), (448, 2), (672, 1)) if full else ():
+        yield from forward_rows(size, 32, rounds, (*PEERS, *OTHERS, NOPE, *BARS_AGAINST_PLAIN))
 
 
 def forward_rows(
