@@ -30,7 +30,10 @@ def test_info_shows_options_and_defaults(capsys):
 
 def test_info_of_an_unknown_encoding_lists_the_known_ones(capsys):
     assert main(["info", "rape"]) == 2
-    assert "unknown position encoding 'rape'; the known ones are: nope" in capsys.readouterr().err
+    assert (
+        "unknown position encoding 'rape' (did you mean rope?); the known ones are: nope"
+        in capsys.readouterr().err
+    )
 
 
 def test_bench_measures_in_a_clone(capfd):

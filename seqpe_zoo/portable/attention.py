@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .precision import without_autocast
+
 LARGEST_BIAS = 64 * 2**20
 """Largest bias matrix, in elements, that is built; longer sequences widen queries and keys instead."""
 
@@ -18,7 +20,12 @@ LARGEST_BIAS = 64 * 2**20
 def score_bias(factors: Tuple[Tensor, Tensor], scale: float, dtype: torch.dtype) -> Tensor:
     """Multiplies factors out to the bias (..., H, Lq, Lk) that is added to scaled scores."""
     f_q, f_k = factors
-    return torch.matmul(f_q * scale, f_k.transpose(-2, -1)).to(dtype)
+    if torch.jit.is_scripting():
+        bias = torch.matmul(f_q * scale, f_k.transpose(-2, -1))
+    else:
+        with without_autocast(f_q.device):
+            bias = torch.matmul(f_q * scale, f_k.transpose(-2, -1))
+    return bias.to(dtype)
 
 
 def widen_heads(

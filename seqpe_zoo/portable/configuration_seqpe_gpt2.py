@@ -10,7 +10,7 @@ import torch
 from transformers.configuration_utils import PreTrainedConfig, strict
 
 from .pe_base import PositionEncoding
-from .registry import build_position_encoding, list_position_encodings, position_encoding_class
+from .registry import build_position_encoding
 
 AUTO_MAP = {
     "AutoConfig": "configuration_seqpe_gpt2.SeqPEGPT2Config",
@@ -141,12 +141,6 @@ def build_text_encoding(config: SeqPEGPT2Config) -> PositionEncoding:
         ValueError: the encoding is unknown, or does not suit a language model of this size.
         TypeError: the encoding has no such option.
     """
-    encoding, suitable = position_encoding_class(config.position_encoding), list_position_encodings(1)
-    if encoding.name not in suitable:
-        raise ValueError(
-            f"position_encoding={encoding.name!r} is made for {sorted(encoding.supported_dims)}-dimensional "
-            f"data such as images, not for text; choose one of {', '.join(suitable)}"
-        )
     return build_position_encoding(
         config.position_encoding,
         config.n_embd,

@@ -16,6 +16,7 @@ from .digits import positions_to_digits, real_digit_mask
 from .prefix_tree import build_prefix_tree, sort_unique_positions
 from .sequence_gru import SequenceGRU
 from .sequence_transformer import SequenceTransformer
+from .tracing import is_traced
 
 SEQUENCE_MODELS: Dict[str, type] = {
     "transformer": SequenceTransformer,
@@ -124,7 +125,7 @@ class PositionEncoder(nn.Module):
 
     @torch.jit.unused
     def _encode_flat(self, positions: Tensor) -> Tensor:
-        if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        if is_traced():
             return self.encode_each(positions)
         unique, inverse = sort_unique_positions(positions, self.capacity)
         count = unique.shape[0]

@@ -34,14 +34,14 @@ from .stages import AttentionStage
 from .text_positions import (
     TextPositions,
     hides_nothing,
-    is_traced,
     key_positions,
     packed_positions,
     prepare_positions,
     query_positions,
 )
+from .tracing import is_traced
 
-LARGEST_BIAS = 12 * 2048 * 2048
+LARGEST_SCORE_MASK = 12 * 2048 * 2048
 """Largest matrix of position scores, in elements, that sdpa gets as its mask; above it heads are widened.
 
 For factors as wide as a head: measured on a CPU, 12 heads of 64, a layer of 1,024 tokens takes 45 ms without
@@ -105,14 +105,31 @@ def add_scores_to_mask(
     factors: tuple[Tensor, Tensor], scaling: float, mask: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
     """Multiplies position scores out and hides what the mask hides; returns (1 or B, H, Lq, Lk), additive."""
-    bias = score_bias(factors, scaling, dtype)
+    bias = score_bias(factors, scaling, factors[0].dtype)
     bias = bias if bias.ndim == 4 else bias.unsqueeze(0)
+    if torch.finfo(dtype).eps > torch.finfo(bias.dtype).eps:
+        bias = _relative_to_largest(bias, mask)
+    bias = bias.to(dtype)
     if mask is None:
         return bias
     if mask.dtype == torch.bool:
         # Not minus infinity: the rows of padding would become NaN.
         return torch.where(mask, bias, torch.finfo(dtype).min)
     return bias + mask
+
+
+def _relative_to_largest(bias: Tensor, mask: Tensor | None) -> Tensor:
+    """Subtracts from each row its largest visible score, which attention does not notice.
+
+    ALiBi's scores grow with the position of the key. Far into a text half precision rounds neighbours to one
+    number; relative to the nearest key they are small where they matter.
+    """
+    lowest = torch.finfo(bias.dtype).min
+    visible = bias
+    if mask is not None:
+        visible = torch.where(mask, bias, lowest) if mask.dtype == torch.bool else bias + mask
+    largest = visible.amax(dim=-1, keepdim=True)
+    return bias - largest.masked_fill(largest < lowest / 2, 0.0)  # but not where all is hidden
 
 
 class SeqPEGPT2Attention(nn.Module):
@@ -456,7 +473,7 @@ class SeqPEGPT2Model(SeqPEGPT2PreTrainedModel):
         widen = name not in MASKING
         if name == "sdpa" and not is_traced():
             share = factors[0].shape[-1] / (self.config.n_embd // heads)
-            widen = rows * heads * length * key_length > LARGEST_BIAS * min(1.0, share)
+            widen = rows * heads * length * key_length > LARGEST_SCORE_MASK * min(1.0, share)
         if is_shared and not widen:
             return _Scores([None] * len(of_keys.layers), shared=factors)
         return _Scores(list(of_keys.layers), widen)

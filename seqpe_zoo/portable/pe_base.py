@@ -10,17 +10,25 @@ A forward pass of a host transformer calls, in this order:
 `prepare` and `prepare_grid` bundle the first calls. Attention never asks which encoding it serves.
 """
 
+import difflib
+import weakref
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, ClassVar, Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Tuple, Type
+from typing import Any, ClassVar, Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Type
 
 import torch
 from torch import Tensor, nn
 
 from .positions import grid_positions
+from .precision import without_autocast
 from .stages import AttentionStage
+from .tracing import is_traced
 
 LARGEST_GRID_CACHE = 8
 """Grids whose prepared tensors are kept in inference; a service sees few resolutions."""
+
+
+KINDS_OF_DATA = {1: " such as text", 2: " such as images"}
+"""What data of so many dimensions is, in words."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +40,7 @@ class Prepared(NamedTuple):
     """What a forward pass needs of its positions."""
 
     encoded: Tensor
-    """(..., L, W), for `on_input`."""
+    """(..., L, W), for `on_input`; encodings that do nothing there may put anything."""
     layers: List[Tensor]
     """A tensor (..., L, T) for each layer of the host, for its attention stage."""
 
@@ -43,6 +51,29 @@ class PositionLosses(NamedTuple):
     distance: Tensor
     ood: Tensor
     weighted: Tensor
+
+
+class _SeenWeights:
+    """Which parameters something was computed from, so that a change of any of them is noticed.
+
+    Parameters are known by identity, as an address may be used again. What changes neither a parameter nor
+    its version goes unnoticed: `p.data.copy_(...)`, or an adapter that is switched off.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        self._seen = [(weakref.ref(p), self._state(p)) for p in parameters]
+
+    def are(self, parameters: Iterable[nn.Parameter]) -> bool:
+        """Whether these are the same parameters, unchanged."""
+        current = list(parameters)
+        return len(current) == len(self._seen) and all(
+            seen() is p and state == self._state(p) for p, (seen, state) in zip(current, self._seen)
+        )
+
+    @staticmethod
+    def _state(p: nn.Parameter) -> Tuple[Any, ...]:
+        # Parameters made in inference mode have no version: there, only replacing them is noticed.
+        return p.data_ptr(), 0 if p.is_inference() else p._version, p.dtype
 
 
 class PositionEncoding(nn.Module):
@@ -67,7 +98,7 @@ class PositionEncoding(nn.Module):
     needs_causal: ClassVar[bool] = False
     Options: ClassVar[Type[Any]] = NoOptions
     # Filled caches have types that TorchScript does not know, and it reads all attributes of a module.
-    __jit_ignored_attributes__: ClassVar[List[str]] = ["_grid_cache", "_tables", "_tables_of"]
+    __jit_ignored_attributes__: ClassVar[List[str]] = ["_grid_cache", "_tables", "_seen_weights"]
 
     def __init__(
         self,
@@ -91,16 +122,9 @@ class PositionEncoding(nn.Module):
             raise ValueError(
                 f"num_dims={num_dims} must be at least 1: one coordinate per dimension of the data"
             )
-        if self.supported_dims and num_dims not in self.supported_dims and not self.flattens:
-            raise ValueError(
-                f"position encoding {self.name!r} handles {sorted(self.supported_dims)}-dimensional data, "
-                f"not {num_dims}-dimensional data; list_position_encodings({num_dims}) names those that do"
-            )
-        if self.needs_causal and not causal:
-            raise ValueError(
-                f"position encoding {self.name!r} needs causal attention, as in a language model; "
-                "this model attends in both directions: choose another encoding"
-            )
+        unsuitable = self.unsuitable(num_dims, causal)
+        if unsuitable:
+            raise ValueError(f"position encoding {self.name!r} {unsuitable}")
         if train_shape is not None and len(train_shape) != num_dims:
             raise ValueError(f"train_shape={tuple(train_shape)} must have num_dims={num_dims} entries")
         self.dim, self.num_layers, self.num_prefix, self.causal = dim, num_layers, num_prefix, causal
@@ -111,6 +135,17 @@ class PositionEncoding(nn.Module):
         """Coordinates of the positions that `encode` takes: 1 for a method that numbers a grid through."""
         self.train_shape = None if train_shape is None else tuple(int(size) for size in train_shape)
         self._grid_cache: Dict[Any, Prepared] = {}
+        self._seen_weights: Optional[_SeenWeights] = None
+
+    @classmethod
+    def unsuitable(cls, num_dims: int, causal: bool) -> str:
+        """Says why the method does not suit such data or attention; nothing when it does."""
+        if cls.supported_dims and num_dims not in cls.supported_dims and not cls.flattens:
+            handled, example = sorted(cls.supported_dims), KINDS_OF_DATA.get(num_dims, "")
+            return f"handles {handled}-dimensional data, not {num_dims}-dimensional data{example}"
+        if cls.needs_causal and not causal:
+            return "needs causal attention, as in a language model; this model attends in both directions"
+        return ""
 
     def forward(self, positions: Tensor) -> Tensor:
         """`encode`, as a call of the module: torch.fx takes it as one node of its graph."""
@@ -199,13 +234,15 @@ class PositionEncoding(nn.Module):
         origin = tuple(start) if start is not None else (0,) * len(size)
         if not self._may_cache():
             return self._compute_grid(size, origin, num_prefix, device)
-        key = (tuple(size), origin, num_prefix, str(device), self._fingerprint())
+        self._forget_if_changed()
+        key = (tuple(size), origin, num_prefix, str(device))
         prepared = self._grid_cache.get(key)
         if prepared is None:
-            with torch.inference_mode(False), torch.no_grad():
+            home = torch.device(device or torch.get_default_device())
+            with torch.inference_mode(False), torch.no_grad(), without_autocast(home):
                 prepared = self._compute_grid(size, origin, num_prefix, device)
-            while len(self._grid_cache) >= LARGEST_GRID_CACHE:
-                del self._grid_cache[next(iter(self._grid_cache))]
+            for oldest in list(self._grid_cache)[: 1 - LARGEST_GRID_CACHE]:
+                self._grid_cache.pop(oldest, None)  # another thread may have been faster
             self._grid_cache[key] = prepared
         return prepared
 
@@ -281,16 +318,15 @@ class PositionEncoding(nn.Module):
 
     def _may_cache(self) -> bool:
         """Whether results may be kept: inference, or frozen parameters, outside of tracing."""
-        if self.training or torch.jit.is_tracing() or torch.compiler.is_compiling():
+        if self.training or is_traced():
             return False
         return not (torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters()))
 
-    def _fingerprint(self) -> Tuple[Any, ...]:
-        """Changes when a parameter is updated, loaded, moved or replaced."""
-        # Parameters made in inference mode have no version: there, only replacing them is noticed.
-        return tuple(
-            (p.data_ptr(), 0 if p.is_inference() else p._version, p.dtype) for p in self.parameters()
-        )
+    def _forget_if_changed(self) -> None:
+        """Drops what was kept when a parameter has been updated, loaded, moved or replaced since."""
+        if self._seen_weights is None or not self._seen_weights.are(self.parameters()):
+            self.drop_caches()
+            self._seen_weights = _SeenWeights(self.parameters())
 
     def drop_caches(self) -> None:
         """Forgets everything that was computed for inference."""
@@ -306,7 +342,7 @@ class PositionEncoding(nn.Module):
         return super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     def __getstate__(self) -> Dict[str, Any]:
-        return {**self.__dict__, "_grid_cache": {}}
+        return {**self.__dict__, "_grid_cache": {}, "_seen_weights": None}
 
     def extra_repr(self) -> str:
         shown = [f"dim={self.dim}", f"num_dims={self.data_dims}"]
@@ -331,10 +367,16 @@ def parse_options(name: str, options_class: Type[Any], given: Dict[str, Any]) ->
         TypeError: an option is unknown; lists the known ones.
     """
     known = [field.name for field in fields(options_class)]
-    unknown = sorted(set(given) - set(known))
+    unknown = [f"{option}{did_you_mean(option, known)}" for option in sorted(set(given) - set(known))]
     if unknown:
         listed = ", ".join(known) if known else "none"
         raise TypeError(
             f"position encoding {name!r} has no option {', '.join(unknown)}; its options are: {listed}"
         )
     return options_class(**given)
+
+
+def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """Words that point to the name most like a mistyped one; nothing when none is like it."""
+    nearest = difflib.get_close_matches(given, list(known), n=1)
+    return f" (did you mean {nearest[0]}?)" if nearest else ""

@@ -71,10 +71,14 @@ class RotaryMixed2D(PositionEncoding):
         return x + encoded[..., 2:].to(x.dtype)
 
     def layer_terms(self, encoded: Tensor) -> List[Tensor]:
-        # Float32 whatever the weights are: see `pe_rope.py`.
-        angles = torch.einsum("...lx,xnhp->n...lhp", encoded[..., :2], self.freqs.float())
-        terms = join_rotation(angles)
-        return [terms[layer] for layer in range(self.num_layers)]
+        # Float32 whatever the weights are: see `pe_rope.py`. Not as a matrix product, which autocast would
+        # compute in half precision.
+        column, row = encoded[..., 0:1].unsqueeze(-1), encoded[..., 1:2].unsqueeze(-1)  # (..., L, 1, 1)
+        freqs = self.freqs.float()
+        terms: List[Tensor] = []
+        for layer in range(self.num_layers):
+            terms.append(join_rotation(column * freqs[0, layer] + row * freqs[1, layer]))  # (..., L, H, D/2)
+        return terms
 
     def keep_layers(self, num_layers: int) -> None:
         super().keep_layers(num_layers)

@@ -5,7 +5,6 @@ the input), W_PE, the lookup tables of inference, and in training the random shi
 all of whose positions go through one encoder call.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -18,6 +17,7 @@ from .interpolation import resize_grid_rows, stretch_beyond
 from .objectives import OOD_FORMS, distance_contrastive_loss, ood_distillation_loss, warmup_ratio
 from .pe_base import PositionEncoding, PositionLosses, Prepared, prepend_rows
 from .positions import ABSENT, check_largest_position, check_positions, grid_positions, ravel_positions
+from .precision import without_autocast
 from .samplers import (
     DISTANCES,
     DistanceFunction,
@@ -28,6 +28,7 @@ from .samplers import (
 )
 from .stages import AddStage, AttentionStage, BiasStage, MultiplyStage
 from .table import PositionTable
+from .tracing import is_traced
 
 INTEGRATIONS = ("mul", "sum", "bias", "input")
 PROJECTIONS = ("per_layer", "shared", "none")
@@ -257,7 +258,6 @@ class SeqPE(PositionEncoding):
         self.distance_function: DistanceFunction = DISTANCES[options.distance]
         self.generator: Optional[torch.Generator] = None
         self._tables: Dict[str, PositionTable] = {}
-        self._tables_of: Tuple[Any, ...] = ()
         self.reset_parameters()
 
     def reset_parameters(self, std: float = 0.02) -> None:
@@ -326,7 +326,7 @@ class SeqPE(PositionEncoding):
 
     @torch.jit.unused
     def _check_positions(self, positions: Tensor) -> None:
-        if not (torch.compiler.is_compiling() or torch.jit.is_tracing()):
+        if not is_traced():
             check_positions(positions, self.num_dims, self.base, self.num_digits, self.options.allow_absent)
 
     @torch.jit.unused
@@ -380,31 +380,22 @@ class SeqPE(PositionEncoding):
 
     def _table(self, kind: str) -> PositionTable:
         """Returns the table of "vectors" or of "terms"; a new one when any parameter has changed."""
-        current = self._fingerprint()
-        if current != self._tables_of:
-            self._tables, self._tables_of = {}, current
-        if kind not in self._tables:
+        self._forget_if_changed()
+        table = self._tables.get(kind)
+        if table is None:
             compute = self._compute_vectors if kind == "vectors" else self._compute_terms
             lowest = ABSENT if self.options.allow_absent else 0
-            self._tables[kind] = PositionTable(compute, self.num_dims, self.capacity, lowest)
-        return self._tables[kind]
+            self._tables[kind] = table = PositionTable(compute, self.num_dims, self.capacity, lowest)
+        return table
 
     def _compute_vectors(self, positions: Tensor) -> List[Tensor]:
         # Normal tensors even inside inference_mode, so that a frozen encoder can serve a model that trains;
         # full precision even under autocast, so that the table does not depend on who asked first.
-        with (
-            torch.inference_mode(False),
-            torch.no_grad(),
-            torch.autocast(positions.device.type, enabled=False),
-        ):
+        with torch.inference_mode(False), torch.no_grad(), without_autocast(positions.device):
             return [self.encoder(positions)]
 
     def _compute_terms(self, positions: Tensor) -> List[Tensor]:
-        with (
-            torch.inference_mode(False),
-            torch.no_grad(),
-            torch.autocast(positions.device.type, enabled=False),
-        ):
+        with torch.inference_mode(False), torch.no_grad(), without_autocast(positions.device):
             terms = self.layer_terms(self.encoder(positions))
             return terms if len(self.projection) > 1 else terms[:1]
 
@@ -416,7 +407,8 @@ class SeqPE(PositionEncoding):
         """Replaces the encoder by a table, for export.
 
         The table holds the positions below `max_position` in each dimension. The weights stay, and
-        `unfreeze` brings the encoder back. A position outside of the table is an index error.
+        `unfreeze` brings the encoder back; so do `train()` and loading weights. A position outside of the
+        table is an index error.
         """
         limit = max_position or min(self.capacity, self.universe)
         self.check_size(limit - 1)
@@ -442,10 +434,22 @@ class SeqPE(PositionEncoding):
 
     def drop_caches(self) -> None:
         super().drop_caches()
-        self._tables, self._tables_of = {}, ()
+        self._tables = {}
 
     def __getstate__(self) -> Dict[str, Any]:
-        return {**super().__getstate__(), "_tables": {}, "_tables_of": (), "generator": None}
+        return {**super().__getstate__(), "_tables": {}, "generator": None}
+
+    # A frozen table does not follow the weights: it ends where they may change.
+
+    def train(self, mode: bool = True) -> "SeqPE":
+        if mode:
+            self.unfreeze()
+        super().train(mode)
+        return self
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self.unfreeze()
+        super()._load_from_state_dict(*args, **kwargs)
 
     # Training: random shift and the two objectives.
 
@@ -576,11 +580,6 @@ class SeqPE(PositionEncoding):
                 f"num_candidates={self.options.num_candidates}; lower num_candidates or set distance_weight=0"
             )
         return universe
-
-    @property
-    def largest_position(self) -> int:
-        """Largest coordinate that the digits can write."""
-        return int(math.pow(self.base, self.num_digits)) - 1
 
 
 def _rank() -> int:

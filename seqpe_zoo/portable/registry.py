@@ -5,7 +5,7 @@ from typing import Any, Dict, List, Optional, Type
 from .pe_alibi import ALiBi
 from .pe_ape_learn import LearnedEmbedding
 from .pe_ape_sin import SinusoidalEmbedding
-from .pe_base import PositionEncoding
+from .pe_base import PositionEncoding, did_you_mean
 from .pe_nope import NoPositionEncoding
 from .pe_rope import Rotary
 from .pe_rope2d_axial import RotaryAxial2D
@@ -31,8 +31,8 @@ def position_encoding_class(name: str) -> Type[PositionEncoding]:
         ValueError: the name is unknown; lists the known ones.
     """
     if name not in POSITION_ENCODINGS:
-        known = ", ".join(POSITION_ENCODINGS)
-        raise ValueError(f"unknown position encoding {name!r}; the known ones are: {known}")
+        known, near = ", ".join(POSITION_ENCODINGS), did_you_mean(str(name), POSITION_ENCODINGS)
+        raise ValueError(f"unknown position encoding {name!r}{near}; the known ones are: {known}")
     return POSITION_ENCODINGS[name]
 
 
@@ -49,7 +49,13 @@ def build_position_encoding(name: str, dim: int, **kwargs: Any) -> PositionEncod
         ValueError: the name is unknown, or the encoding does not suit the transformer.
         TypeError: the encoding has no such option.
     """
-    return position_encoding_class(name)(dim, **kwargs)
+    encoding = position_encoding_class(name)
+    num_dims, causal = kwargs.get("num_dims", 1), kwargs.get("causal", False)
+    unsuitable = encoding.unsuitable(num_dims, causal)
+    if unsuitable:
+        others = ", ".join(list_position_encodings(num_dims, causal))
+        raise ValueError(f"position encoding {name!r} {unsuitable}; choose one of {others}")
+    return encoding(dim, **kwargs)
 
 
 def list_position_encodings(num_dims: Optional[int] = None, causal: bool = True) -> List[str]:
@@ -61,9 +67,6 @@ def list_position_encodings(num_dims: Optional[int] = None, causal: bool = True)
     """
     if num_dims is None:
         return list(POSITION_ENCODINGS)
-    suitable = []
-    for name, encoding in POSITION_ENCODINGS.items():
-        handles = not encoding.supported_dims or num_dims in encoding.supported_dims or encoding.flattens
-        if handles and (causal or not encoding.needs_causal):
-            suitable.append(name)
-    return suitable
+    return [
+        name for name, encoding in POSITION_ENCODINGS.items() if not encoding.unsuitable(num_dims, causal)
+    ]

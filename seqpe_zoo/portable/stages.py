@@ -11,6 +11,8 @@ from typing import Any, Optional, Tuple
 import torch
 from torch import Tensor, nn
 
+from .tracing import is_traced
+
 
 def split_terms(terms: Tensor, num_heads: int) -> Tuple[Tensor, Tensor]:
     """Splits terms (..., L, 2 * H * D) into the query's and the key's part, each (..., H, L, D)."""
@@ -144,8 +146,7 @@ def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 @torch.jit.unused
 def _pairs_are_complex(x: Any) -> bool:
     """Whether pairs can be read as complex numbers: outside of graphs, in full precision, side by side."""
-    in_graph = isinstance(x, torch.fx.Proxy) or torch.jit.is_tracing() or torch.compiler.is_compiling()
-    if in_graph or x.dtype != torch.float32:
+    if is_traced(x) or x.dtype != torch.float32:
         return False
     steps = [x.storage_offset(), *x.stride()[:-1]]
     return bool(x.stride(-1) == 1 and all(step % 2 == 0 for step in steps))

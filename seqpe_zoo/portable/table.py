@@ -4,7 +4,7 @@ The table grows on demand, never computes a position twice, and is invisible: it
 place in a state dict and is not pickled. Its owner clears it when the numbers it holds may have changed.
 """
 
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 import torch
 from torch import Tensor
@@ -13,6 +13,16 @@ from .positions import ravel_positions, unravel_positions
 
 SMALLEST_GROWTH = 128
 """Rows computed ahead when a 1-D table grows: decoding asks for one more position at a time."""
+
+
+class _Rows(NamedTuple):
+    """What a table knows. Replaced as a whole, never changed, so that threads may share a table."""
+
+    codes: Tensor
+    """(M,) numbers of the known positions, sorted."""
+    columns: List[Tensor]
+    is_range: bool
+    """Whether the known positions are exactly the first M."""
 
 
 class PositionTable:
@@ -31,19 +41,17 @@ class PositionTable:
         self.compute = compute
         self.lowest = lowest
         self.sides = [capacity - lowest] * num_dims
-        self._codes: Optional[Tensor] = None  # sorted numbers of the known positions
-        self._columns: List[Tensor] = []
-        self._is_range = False  # whether the known positions are exactly the first M
+        self._rows: Optional[_Rows] = None
 
     def __len__(self) -> int:
-        return 0 if self._codes is None else self._codes.shape[0]
+        return 0 if self._rows is None else self._rows.codes.shape[0]
 
     def __getstate__(self) -> Dict[str, Any]:
-        return {**self.__dict__, "_codes": None, "_columns": [], "_is_range": False}
+        return {**self.__dict__, "_rows": None}
 
     def clear(self) -> None:
         """Forgets all rows."""
-        self._codes, self._columns, self._is_range = None, [], False
+        self._rows = None
 
     def lookup(self, positions: Tensor, bound: Optional[int] = None) -> List[Tensor]:
         """Returns the rows of positions, computing those that are new.
@@ -57,52 +65,57 @@ class PositionTable:
             A tensor (..., W_i) for each column.
         """
         codes = ravel_positions(positions - self.lowest, self.sides)
-        if not (self._is_range and bound is not None and bound - self.lowest <= len(self)):
-            self._add_missing(codes.reshape(-1))
-        if self._is_range:
-            rows = codes
-        else:
-            assert self._codes is not None
-            rows = torch.searchsorted(self._codes, codes)
-        return [torch.nn.functional.embedding(rows, column) for column in self._columns]
+        rows = self._rows
+        if rows is None or bound is None or not self._reaches(rows, bound):
+            rows = self._with_missing(rows, codes.reshape(-1))
+        numbers = codes if rows.is_range else torch.searchsorted(rows.codes, codes)
+        return [torch.nn.functional.embedding(numbers, column) for column in rows.columns]
 
     def slice(self, start: int, stop: int, device: Optional[torch.device] = None) -> List[Tensor]:
         """Returns the rows of the 1-D positions start..stop-1, where possible as views of the table."""
-        if self._is_range and stop <= len(self):
-            return [column[start:stop] for column in self._columns]
-        columns = self.lookup(torch.arange(start, stop, device=device).unsqueeze(-1))
-        return [column[start:stop] for column in self._columns] if self._is_range else columns
+        rows = self._rows
+        if rows is None or not self._reaches(rows, stop):
+            positions = torch.arange(start, stop, device=device).unsqueeze(-1)
+            rows = self._with_missing(rows, ravel_positions(positions - self.lowest, self.sides))
+            if not rows.is_range:
+                return self.lookup(positions)
+        return [column[start - self.lowest : stop - self.lowest] for column in rows.columns]
 
-    def _add_missing(self, codes: Tensor) -> None:
-        if self._codes is not None:
-            if codes.device != self._codes.device:
-                self.clear()
-            elif self._is_range:
-                codes = codes[codes >= len(self)]
+    def _reaches(self, rows: _Rows, bound: int) -> bool:
+        """Whether all positions below a bound are known; in a grid that cannot be told from their number."""
+        return rows.is_range and len(self.sides) == 1 and bound - self.lowest <= rows.codes.shape[0]
+
+    def _with_missing(self, rows: Optional[_Rows], codes: Tensor) -> _Rows:
+        """Computes what is missing among codes (K,), keeps it and returns all."""
+        if rows is not None and (codes.device != rows.codes.device or rows.codes.shape[0] == 0):
+            rows = None
+        if rows is not None:
+            if rows.is_range:
+                codes = codes[codes >= rows.codes.shape[0]]
             else:
-                nearest = torch.searchsorted(self._codes, codes).clamp(max=len(self) - 1)
-                codes = codes[self._codes[nearest] != codes]
-        if codes.numel() == 0 and self._codes is not None:
-            return
+                nearest = torch.searchsorted(rows.codes, codes).clamp(max=rows.codes.shape[0] - 1)
+                codes = codes[rows.codes[nearest] != codes]
+            if codes.numel() == 0:
+                return rows
         missing = torch.unique(codes)
-        if len(self.sides) == 1 and missing.numel() > 0 and self._codes is not None:
-            missing = self._with_headroom(missing)
+        if rows is not None and len(self.sides) == 1:
+            missing = self._with_headroom(rows, missing)
         columns = self.compute(unravel_positions(missing, self.sides) + self.lowest)
-        if self._codes is not None:
-            follows = int(missing[0]) > int(self._codes[-1])
-            missing = torch.cat([self._codes, missing])
-            columns = [torch.cat([old, new]) for old, new in zip(self._columns, columns)]
+        if rows is not None:
+            follows = int(missing[0]) > int(rows.codes[-1])
+            missing = torch.cat([rows.codes, missing])
+            columns = [torch.cat([old, new]) for old, new in zip(rows.columns, columns)]
             if not follows:
                 missing, order = missing.sort()
                 columns = [column[order] for column in columns]
-        self._codes, self._columns = missing, columns
-        self._is_range = len(self) > 0 and int(self._codes[-1]) == len(self) - 1
+        count = missing.shape[0]
+        self._rows = rows = _Rows(missing, columns, count > 0 and int(missing[-1]) == count - 1)
+        return rows
 
-    def _with_headroom(self, missing: Tensor) -> Tensor:
+    def _with_headroom(self, rows: _Rows, missing: Tensor) -> Tensor:
         """Adds the positions that decoding will ask for next."""
-        assert self._codes is not None
         first = int(missing[-1]) + 1
-        stop = min(self.sides[0], first + max(SMALLEST_GROWTH, len(self) // 4))
+        stop = min(self.sides[0], first + max(SMALLEST_GROWTH, rows.codes.shape[0] // 4))
         ahead = torch.arange(first, max(first, stop), device=missing.device)
-        known = torch.isin(ahead, self._codes)
+        known = torch.isin(ahead, rows.codes)
         return torch.cat([missing, ahead[~known]])

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .pe_base import PositionEncoding, Prepared
 from .positions import positions_from_mask
+from .tracing import is_traced
 
 
 class TextPositions(NamedTuple):
@@ -29,11 +30,6 @@ class TextPositions(NamedTuple):
             return self.ids
         assert self.start is not None
         return torch.arange(self.start, self.start + self.length, device=device).unsqueeze(0)
-
-
-def is_traced() -> bool:
-    """Whether a graph is being recorded, which must not depend on values of tensors."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing()
 
 
 def all_real(attention_mask: Tensor) -> bool:

@@ -13,22 +13,27 @@ from timm.layers import Attention, maybe_add_mask, resolve_self_attn_mask
 from timm.models.vision_transformer import Block, ParallelScalingBlock, ParallelThingsBlock, ResPostBlock
 from torch import Tensor, nn
 from torch.jit import Final
+from torch.nn.modules.module import _has_any_global_hook
 
 from .attention import attend, score_bias
 from .stages import AttentionStage
+from .tracing import is_traced
 
-torch.fx.wrap("attend")  # how scores are added depends on sizes, which torch.fx does not know while it traces
+# How scores are added depends on sizes and devices, which torch.fx does not know while it traces.
+torch.fx.wrap("attend")
+torch.fx.wrap("score_bias")
 
 
 LARGEST_KEPT_BIAS = 24 * 2**20
-"""Largest matrix of position scores, in elements, that a layer keeps in inference: ViT-S up to 700 pixels."""
+"""Largest matrix of position scores, in elements, that a layer keeps in inference: ViT-S up to 720 pixels."""
 
 
 class HoldsStage:
     """What all attention with positions shares: the stage of its layer, and what it does with q, k and v."""
 
+    projection: ClassVar[str] = "qkv"
+    """Name of the layer that makes queries, keys and values."""
     stage: Any
-    children: Any
     q_norm: Any
     k_norm: Any
     fused_attn: Any
@@ -75,13 +80,16 @@ class HoldsStage:
     def _place_in_(self, qkv: Tensor, terms: Tensor) -> bool:
         """Writes positions into queries and keys where they lie, if nobody else reads them; says whether.
 
-        Autograd, a tracer, a norm and a hook on the projection would.
+        Autograd, a tracer, a norm and a hook on the projection, or on what it is made of, would.
         """
-        if is_being_traced(qkv) or torch.is_grad_enabled():
+        if is_traced(qkv) or torch.is_grad_enabled() or _has_any_global_hook():
             return False
-        normed = not (isinstance(self.q_norm, nn.Identity) and isinstance(self.k_norm, nn.Identity))
-        if normed or any(part._forward_hooks for part in self.children()):
+        norms = (self.q_norm, self.k_norm)
+        if not all(isinstance(norm, nn.Identity) for norm in norms):
             return False
+        for part in (*getattr(self, self.projection).modules(), *norms):
+            if part._forward_hooks or part._forward_pre_hooks:
+                return False
         return bool(self.stage.place_in_(qkv[:, :, :2], terms))
 
     @torch.jit.unused
@@ -91,7 +99,7 @@ class HoldsStage:
         Encodings hand out the same terms as long as weights and resolution stay. On the CPU the product costs
         as much as q k^T itself, and memory is plenty; elsewhere, and for longer sequences, None.
         """
-        if not self.stage.has_scores or is_being_traced(terms):
+        if not self.stage.has_scores or is_traced(terms):
             return None
         if self.training or torch.is_grad_enabled():
             self._kept_bias = None
@@ -99,20 +107,16 @@ class HoldsStage:
         fits = terms.ndim == 2 and q.shape[1] * terms.shape[0] ** 2 <= LARGEST_KEPT_BIAS
         if not (fits and self.fused_attn and terms.device.type == "cpu"):
             return None
-        if self._kept_bias is None or self._kept_bias[0] is not terms or self._kept_bias[1].dtype != q.dtype:
-            with torch.inference_mode(False), torch.autocast("cpu", enabled=False):
+        kept = self._kept_bias  # read once: another thread may replace it
+        if kept is None or kept[0] is not terms or kept[1].dtype != q.dtype:
+            with torch.inference_mode(False), torch.no_grad():
                 factors = self.stage.score_factors(terms, terms)
                 bias = score_bias(factors, self.scale, q.dtype).unsqueeze(0)
-            self._kept_bias = (terms, bias)
-        return self._kept_bias[1]
+            self._kept_bias = kept = (terms, bias)
+        return kept[1]
 
     def __getstate__(self) -> Dict[str, Any]:
         return {**self.__dict__, "_kept_bias": None}
-
-
-def is_being_traced(x: Any) -> bool:
-    """Whether a graph is being made of what runs, in which nothing may be kept."""
-    return isinstance(x, torch.fx.Proxy) or torch.jit.is_tracing() or torch.compiler.is_compiling()
 
 
 class PositionAttention(HoldsStage, Attention):
@@ -178,6 +182,7 @@ class PositionParallelThingsBlock(ParallelThingsBlock):
 class PositionParallelScalingBlock(HoldsStage, ParallelScalingBlock):
     """timm's `ParallelScalingBlock` with positions."""
 
+    projection = "in_proj"
     fused_attn: Final[bool]  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -41,7 +41,9 @@ def test_unknown_value_of_an_option_lists_the_known_ones() -> None:
 
 @pytest.mark.parametrize("name", ["rope2d_axial", "rope2d_mixed"])
 def test_encoding_of_images_is_refused_for_text(name: str) -> None:
-    with pytest.raises(ValueError, match=rf"{name}.*not for text; choose one of nope, ape_sin"):
+    with pytest.raises(
+        ValueError, match=rf"{name}.*not 1-dimensional data such as text; choose one of nope, ape_sin"
+    ):
         SeqPEGPT2Config.tiny(position_encoding=name)
 
 

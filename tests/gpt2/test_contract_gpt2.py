@@ -5,7 +5,9 @@ import torch
 from transformers import DynamicCache, StaticCache
 
 import seqpe_zoo.portable.modeling_seqpe_gpt2 as modeling
+from seqpe_zoo import build_position_encoding
 from seqpe_zoo.portable.modeling_seqpe_gpt2 import SeqPEGPT2LMHeadModel, SeqPEGPT2Model
+from seqpe_zoo.portable.pe_alibi import alibi_slopes
 from tests.gpt2.cases import ENCODINGS, pad_left, random_tokens, tiny_config, tiny_model
 
 CLOSE = {"atol": 2e-5, "rtol": 1e-4}
@@ -206,7 +208,7 @@ def test_all_roads_of_attention_agree(case: str, monkeypatch: pytest.MonkeyPatch
     model, (tokens, mask) = tiny_model(case), pad_left(random_tokens(2, 12), [0, 4])
     shown = mask.bool()
     expected = model(tokens, attention_mask=mask).logits[shown]
-    monkeypatch.setattr(modeling, "LARGEST_BIAS", 0)
+    monkeypatch.setattr(modeling, "LARGEST_SCORE_MASK", 0)
     torch.testing.assert_close(model(tokens, attention_mask=mask).logits[shown], expected, **CLOSE)
     torch.testing.assert_close(model(tokens).logits[0], model(tokens[:1], attention_mask=mask[:1]).logits[0])
     steps = step_by_step(model, tokens, None, mask)
@@ -226,6 +228,29 @@ def test_context_far_beyond_training_runs(case: str) -> None:
     cache = model(tokens[:, :190], use_cache=True).past_key_values
     last = model(tokens[:, 190:], past_key_values=cache).logits
     torch.testing.assert_close(last, full[:, 190:], atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("hides", [None, "bool", "additive"])
+def test_half_precision_tells_neighbours_apart_far_into_a_text(autocast: bool, hides: str | None) -> None:
+    """ALiBi's scores of far keys are large numbers, whose neighbours bfloat16 rounds to one."""
+    length, heads = 5000, 8
+    encoding = build_position_encoding("alibi", 64, num_heads=heads, causal=True)
+    terms = encoding.encode(torch.arange(length).unsqueeze(-1))
+    shown = length if hides is None else length - 2
+    hidden = torch.arange(length) >= shown
+    mask = None if hides is None else ~hidden[None, None, None]
+    if hides == "additive":
+        mask = torch.zeros(1, 1, 1, length, dtype=torch.bfloat16).masked_fill(
+            hidden, torch.finfo(torch.bfloat16).min
+        )
+    factors = encoding.make_stage().score_factors(terms[-1:], terms)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        scores = modeling.add_scores_to_mask(factors, 8**-0.5, mask, torch.bfloat16)
+    assert scores.dtype == torch.bfloat16
+    nearest = scores[0, :, 0, shown - 8 : shown].float()
+    slopes = torch.tensor(alibi_slopes(heads)).unsqueeze(1)
+    torch.testing.assert_close(nearest, slopes * torch.arange(-7.0, 1.0), atol=2e-3, rtol=0.01)
 
 
 @all_encodings

@@ -114,7 +114,7 @@ def test_parity_of_logits_at_training_length_and_longer(fixture: Fixture, attent
 
 
 def test_parity_of_logits_with_wide_heads(fixture: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(SeqPEGPT2LMHeadModel.forward.__globals__, "LARGEST_BIAS", 0)
+    monkeypatch.setitem(SeqPEGPT2LMHeadModel.forward.__globals__, "LARGEST_SCORE_MASK", 0)
     for length in fixture.lengths():
         logits = fixture.model(fixture.tensors[f"input_ids_{length}"]).logits
         torch.testing.assert_close(logits, fixture.tensors[f"logits_{length}"], **TOLERANCE)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from seqpe_zoo import build_position_encoding, list_position_encodings
 from seqpe_zoo.portable.attention import attend, score_bias, widen_heads
-from seqpe_zoo.portable.pe_alibi import alibi_slopes
+from seqpe_zoo.portable.pe_alibi import ALiBi, alibi_slopes
 from seqpe_zoo.portable.registry import POSITION_ENCODINGS
 
 SEQPE_FORMS = [
@@ -195,18 +195,23 @@ def test_the_registry_names_are_those_of_the_design():
         (
             lambda: build_position_encoding("roap", 16),
             ValueError,
-            "unknown position encoding 'roap'.*nope, ape_sin",
+            r"unknown position encoding 'roap' \(did you mean rope\?\); the known ones are: nope, ape_sin",
         ),
         (
             lambda: build_position_encoding("rope", 16, num_heads=2, theta=3),
             TypeError,
             "'rope' has no option theta; its options are: base",
         ),
+        (
+            lambda: build_position_encoding("seqpe", 16, num_digit=3),
+            TypeError,
+            r"no option num_digit \(did you mean num_digits\?\); its options are: num_digits, base",
+        ),
         (lambda: build_position_encoding("nope", 16, base=3), TypeError, "its options are: none"),
         (
             lambda: build_position_encoding("rope2d_axial", 16, num_heads=2),
             ValueError,
-            "not 1-dimensional data",
+            "not 1-dimensional data such as text; choose one of nope, ape_sin, ape_learn, rope, seqpe",
         ),
         (
             lambda: build_position_encoding("rope2d_axial", 12, num_heads=2, num_dims=2),
@@ -218,7 +223,17 @@ def test_the_registry_names_are_those_of_the_design():
             ValueError,
             "not divisible by num_heads=3",
         ),
-        (lambda: build_position_encoding("alibi", 16, num_heads=2), ValueError, "needs causal attention"),
+        (
+            lambda: build_position_encoding("alibi", 16, num_heads=2, num_dims=2),
+            ValueError,
+            "not 2-dimensional data such as images; choose one of nope, ape_sin, ape_learn, rope, rope2d",
+        ),
+        (
+            lambda: build_position_encoding("alibi", 16, num_heads=2),
+            ValueError,
+            "needs causal attention.*; choose one of nope, ape_sin, ape_learn, rope, seqpe",
+        ),
+        (lambda: ALiBi(16, num_heads=2), ValueError, "needs causal attention"),
         (lambda: build_position_encoding("ape_learn", 16), ValueError, "give train_shape"),
         (
             lambda: build_position_encoding("seqpe", 16, integration="times"),

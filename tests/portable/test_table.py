@@ -3,10 +3,12 @@
 import copy
 import pickle
 
+import numpy as np
 import pytest
 import torch
 
-from seqpe_zoo import SeqPE
+from seqpe_zoo import SeqPE, build_position_encoding
+from seqpe_zoo.portable.positions import grid_positions
 from seqpe_zoo.portable.table import PositionTable
 
 
@@ -169,6 +171,61 @@ def test_a_grid_is_prepared_once(encoded, pe):
 
 
 @torch.no_grad()
+def test_a_row_of_patches_does_not_stand_for_a_square():
+    image = SeqPE(dim=16, num_heads=2, num_dims=2).eval()
+    image.prepare_grid((1, 14))
+    square = image.prepare_grid((14, 14)).encoded
+    torch.testing.assert_close(square, image.encoder.encode_each(grid_positions((14, 14))))
+
+
+@torch.no_grad()
+def test_a_range_after_absent_positions():
+    mixed = SeqPE(dim=16, num_heads=2, num_digits=3, allow_absent=True).eval()
+    mixed.prepare(torch.tensor([[-1], [0], [1]]))
+    terms = mixed.layer_terms(mixed.encoder.encode_each(torch.tensor([[0], [1]])))[0]
+    torch.testing.assert_close(mixed.prepare_range(0, 2).layers[0], terms)
+
+
+@torch.no_grad()
+def test_nothing_is_looked_up_and_then_something(pe):
+    assert pe(torch.empty(0, 1, dtype=torch.long)).shape == (0, 16)
+    torch.testing.assert_close(pe(torch.tensor([[7]])), pe.encoder.encode_each(torch.tensor([[7]])))
+
+
+@torch.no_grad()
+def test_weights_that_come_and_go_at_one_address_are_told_apart(pe):
+    position, random = torch.tensor([[5]]), np.random.default_rng(0)
+    memory = {name: np.empty(p.shape, np.float32) for name, p in pe.named_parameters()}
+    for _ in range(3):
+        for array in memory.values():
+            random.standard_normal(out=array, dtype=np.float32)
+        weights = {name: torch.from_numpy(array) for name, array in memory.items()}
+        found = torch.func.functional_call(pe, weights, (position,))
+        pe.drop_caches()
+        torch.testing.assert_close(found, torch.func.functional_call(pe, weights, (position,)))
+
+
+@pytest.mark.parametrize("name", ["seqpe", "rope2d_mixed", "ape_learn"])
+@torch.no_grad()
+def test_autocast_does_not_leak_into_grids(name):
+    image = build_position_encoding(
+        name, 16, num_heads=2, num_layers=2, num_dims=2, train_shape=(6, 6)
+    ).eval()
+    expected = [terms.clone() for terms in image.prepare_grid((6, 40)).layers]
+    image.drop_caches()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = image.prepare_grid((6, 40)).layers
+    torch.testing.assert_close(found, expected)
+
+
+def test_autocast_does_not_round_learned_rotations():
+    image = build_position_encoding("rope2d_mixed", 16, num_heads=2, num_dims=2).train()
+    expected = image.prepare_grid((6, 40)).layers[0]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.testing.assert_close(image.prepare_grid((6, 40)).layers[0], expected)
+
+
+@torch.no_grad()
 def test_autocast_does_not_leak_into_tables(pe):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         rounded = pe(torch.tensor([[1]]))
@@ -186,6 +243,16 @@ def test_frozen_table_gives_equal_vectors(pe):
     torch.testing.assert_close(pe(positions), expected)
     pe.unfreeze()
     torch.testing.assert_close(pe(positions), expected)
+
+
+@torch.no_grad()
+def test_a_frozen_table_ends_where_weights_may_change(pe):
+    position, other = torch.tensor([[5]]), SeqPE(dim=16, num_heads=2, num_layers=2, num_digits=3).eval()
+    pe.freeze_to_table(50).load_state_dict(other.state_dict())
+    torch.testing.assert_close(pe(position), other(position))
+    pe.freeze_to_table(50).train()
+    update(pe)
+    torch.testing.assert_close(pe.eval()(position), pe.encoder.encode_each(position))
 
 
 def test_freezing_beyond_capacity_is_refused(pe):

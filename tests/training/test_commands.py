@@ -38,7 +38,7 @@ def test_encodings_are_compared_under_one_recipe(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["alibi", "rope2d_axial"], "not for text"),
+        (["alibi", "rope2d_axial"], "not 1-dimensional data such as text"),
         (["alibi", "rope:bas=3"], "no option bas"),
         (["alibi:scaled"], "name=value"),
     ],

@@ -107,7 +107,7 @@ def test_recipe_of_another_task_is_refused(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ("model.position_encoding=ropey", "unknown position encoding"),
-        ("model.position_encoding=rope2d_axial", "not for text"),
+        ("model.position_encoding=rope2d_axial", "not 1-dimensional data such as text"),
         ("model.position_encoding_args={bas: 3}", "has no option bas"),
         ("model.architecture={n_layers: 3}", "no field n_layers"),
     ],

@@ -1,12 +1,15 @@
 """Where patches are: grid origins, sizes beyond training, limits, tables of inference, and objectives."""
 
 import pickle
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import timm
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
 
 from seqpe_zoo.portable import vit_attention
 from seqpe_zoo.portable.encoder import PositionEncoder
@@ -62,6 +65,54 @@ def test_queries_and_keys_are_overwritten_only_when_nobody_else_reads_them(
         torch.testing.assert_close(F.linear(heard[0][0], *attention.qkv.parameters()), heard[0][1])
     torch.testing.assert_close(overwritten, listened_to)
     torch.testing.assert_close(overwritten, model(x).detach())
+
+
+@torch.no_grad()
+def test_global_and_inner_hooks_hear_what_the_projection_made() -> None:
+    model = small_vit("seqpe", {"integration": "sum"})
+    qkv = model.blocks[0].attn.qkv
+    heard: list[Any] = []
+    hook = nn.modules.module.register_module_forward_hook(
+        lambda module, inputs, output: heard.append((inputs[0], output)) if module is qkv else None
+    )
+    model(images())
+    hook.remove()
+    model.blocks[0].attn.qkv = nn.Sequential(qkv)  # as adapters wrap a layer
+    qkv.register_forward_hook(lambda _, inputs, output: heard.append((inputs[0], output)))
+    model(images())
+    assert len(heard) == 2
+    for x, output in heard:
+        torch.testing.assert_close(F.linear(x, *qkv.parameters()), output)
+
+
+@torch.no_grad()
+def test_norms_with_hooks_are_called() -> None:
+    model = small_vit("seqpe", {"integration": "sum"})
+    calls: list[int] = []
+    model.blocks[0].attn.q_norm.register_forward_pre_hook(lambda *_: calls.append(1))
+    model(images())
+    assert calls == [1]
+
+
+def test_threads_may_share_a_model_and_ask_for_different_sizes() -> None:
+    model = small_vit("seqpe", {"integration": "bias"}, dynamic_img_size=True)
+    pictures = {size: images(size, size) for size in (16, 24, 32, 40)}
+    sizes = [*pictures] * 50
+
+    @torch.no_grad()
+    def answer(size: int) -> Tensor:
+        return model(pictures[size])
+
+    expected = {size: answer(size) for size in pictures}
+    model.position_encoding.drop_caches()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # threads disturb each other at every step
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            for size, found in zip(sizes, threads.map(answer, sizes), strict=True):
+                torch.testing.assert_close(found, expected[size])
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_scores_of_bias_are_multiplied_out_once_per_resolution(monkeypatch: pytest.MonkeyPatch) -> None:
