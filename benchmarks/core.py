@@ -1,13 +1,15 @@
 """The position encoder: digits, shared prefixes, tables (the bars of the core)."""
 
 import multiprocessing
+import statistics
+import time
 from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
 from benchmarks.report import Row
-from benchmarks.timing import compare, peak_memory_of
+from benchmarks.timing import compare, peak_memory_of, seconds_of
 from seqpe_zoo import SeqPE
 from seqpe_zoo.portable.digits import positions_to_digits
 from seqpe_zoo.portable.encoder import PositionEncoder
@@ -24,7 +26,7 @@ def run(full: bool) -> Iterator[Row]:
     yield from _shapes(rounds=3 if full else 1)
     yield from _growth()
     if full:
-        yield _memory()
+        yield from _a_million()
 
 
 def encode_full_sequences(encoder: PositionEncoder, positions: Tensor) -> Tensor:
@@ -93,27 +95,35 @@ def _training(threads: int, rounds: int) -> list[Row]:
 
 
 def _scaling(full: bool) -> list[Row]:
-    """Cost per position against that of 1,000 positions: linear growth means a ratio near or below 1."""
-    encoder = _encoder()
+    """Building a table, cost per position against one of 1,000: linear growth means a ratio near 1."""
+    pe = _table_owner()
     sizes = (1000, 10_000, 100_000) if full else (1000, 10_000)
-
-    def encode(count: int) -> object:
-        with torch.no_grad():
-            return encoder(torch.arange(count)[:, None])
-
     rows = []
     for count in sizes[1:]:
-        candidates = {"large": lambda count=count: encode(count), "small": lambda: encode(sizes[0])}
+        candidates = {"large": lambda count=count: _build_table(pe, count), "small": lambda: _build_table(pe)}
         for ratio in compare(candidates, "small", rounds=3):
             share = sizes[0] / count
-            rows.append(
-                Row.plain(f"{count:,} positions / {sizes[0]:,} positions, per position", ratio, share)
-            )
+            title = f"table of {count:,} positions / of {sizes[0]:,}, per position"
+            rows.append(Row.plain(title, ratio, share))
     return rows
 
 
+def _table_owner() -> SeqPE:
+    return SeqPE(dim=384, num_heads=6, num_layers=12, num_digits=6).eval()
+
+
+@torch.no_grad()
+def _build_table(pe: SeqPE, count: int = 1000) -> None:
+    """Encodes positions and projects them to what attention layers need."""
+    pe.drop_caches()
+    pe.prepare_range(0, count)
+
+
 def _shapes(rounds: int) -> list[Row]:
-    """What width, digits, dimensions and base cost: 4,000 positions against the plain setting."""
+    """What width, digits, dimensions and base cost: 4,000 positions against the plain setting.
+
+    Neighbours share most of their prefixes; positions drawn at random, as in training, share fewer.
+    """
     plain = "d=384, 5 digits, 1 dimension, base 10"
     settings: dict[str, dict[str, int]] = {
         plain: {},
@@ -127,11 +137,13 @@ def _shapes(rounds: int) -> list[Row]:
         "base 100, 3 digits": {"base": 100, "num_digits": 3},
     }
 
-    def candidate(options: dict[str, int]) -> Callable[[], object]:
+    def candidate(options: dict[str, int], at_random: bool) -> Callable[[], object]:
         encoder = _encoder(**options)
         dims = options.get("num_dims", 1)
         side = round(4000 ** (1 / dims))
         positions = torch.cartesian_prod(*[torch.arange(side)] * dims).view(-1, dims)
+        if at_random:
+            positions = torch.randint(encoder.capacity, positions.shape)
 
         @torch.no_grad()
         def encode() -> object:
@@ -139,13 +151,18 @@ def _shapes(rounds: int) -> list[Row]:
 
         return encode
 
-    ratios = compare({name: candidate(options) for name, options in settings.items()}, plain, rounds)
-    return [Row.slower(f"encoding some 4,000 positions, {ratio.name}", ratio, None) for ratio in ratios]
+    rows = []
+    for at_random in (False, True):
+        candidates = {name: candidate(options, at_random) for name, options in settings.items()}
+        kind = "random positions" if at_random else "neighbouring positions"
+        for ratio in compare(candidates, plain, rounds):
+            rows.append(Row.slower(f"encoding some 4,000 {kind}, {ratio.name}", ratio, None))
+    return rows
 
 
 def _growth() -> list[Row]:
     """Decoding: looking up the next position, the table growing ahead, against encoding it anew each time."""
-    pe = SeqPE(dim=384, num_heads=6, num_layers=12, num_digits=5).eval()
+    pe = _table_owner()
 
     @torch.no_grad()
     def with_table() -> None:
@@ -161,20 +178,39 @@ def _growth() -> list[Row]:
             pe.layer_terms(pe.encoder(torch.tensor([[position]])))
 
     ratios = compare({"table": with_table, "no table": without_table}, "no table", rounds=3)
-    return [Row.faster("512 positions, then 256 one by one", ratio, bar=None) for ratio in ratios]
+    rows = [Row.faster("512 positions, then 256 one by one", ratio, bar=None) for ratio in ratios]
+    times = _times_of_growth(pe, 512, 1024)
+    words = f"{statistics.mean(times):.2f} ms in the mean, {max(times):.1f} ms where the table grows"
+    return [*rows, Row("one position more, after 512 to 1,023", words)]
 
 
-def _memory() -> Row:
+@torch.no_grad()
+def _times_of_growth(pe: SeqPE, start: int, stop: int) -> list[float]:
+    """Milliseconds of each step of decoding that positions take."""
+    _build_table(pe, start)
+    times = []
+    for position in range(start, stop):
+        begin = time.perf_counter()
+        pe.prepare_range(position, position + 1)
+        times.append(1000 * (time.perf_counter() - begin))
+    return times
+
+
+def _a_million() -> Iterator[Row]:
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        extra = pool.apply(_encode_a_million)
-    return Row.value(
+        extra, ratio = pool.apply(_encode_a_million)
+    yield Row("encoding 1,000,000 positions / 1,000, per position (once)", f"{ratio:.2f}x")
+    yield Row.value(
         "extra memory of encoding 1,000,000 positions (d=384), output included", extra / 1e9, "GB", 2.0
     )
 
 
-def _encode_a_million() -> int:
+def _encode_a_million() -> tuple[int, float]:
     torch.set_num_threads(2)
     encoder = _encoder(num_digits=6)
+    few, many = torch.arange(1000)[:, None], torch.arange(1_000_000)[:, None]
     with torch.no_grad():
-        encoder(torch.arange(2000)[:, None])
-        return peak_memory_of(lambda: encoder(torch.arange(1_000_000)[:, None]))
+        small = seconds_of(lambda: encoder(few), calls=3)
+        begin = time.perf_counter()
+        extra = peak_memory_of(lambda: encoder(many))
+        return extra, (time.perf_counter() - begin) / small / 1000

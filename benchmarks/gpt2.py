@@ -1,12 +1,12 @@
 """GPT-2 with position encodings against transformers' `GPT2LMHeadModel`: 124M, CPU, float32, sdpa.
 
-A short run takes part of the sizes and few rounds. Memory is that of fresh processes, one after the other;
-the longest forward passes are timed there too, once each.
+A short run takes part of the sizes and few rounds. Memory is that of fresh processes, one after the other.
 """
 
+import itertools
 import multiprocessing
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,12 +20,12 @@ from seqpe_zoo.portable.modeling_seqpe_gpt2 import SeqPEGPT2LMHeadModel
 
 BASELINE = "GPT2LMHeadModel"
 FORWARD_BARS = {"seqpe mul": 1.05, "seqpe bias": 1.25, "alibi": 1.10, "rope": 1.10}
+OTHERS = ("nope", "ape_learn", "ape_sin", "seqpe sum", "seqpe input")
 DECODE_BAR, TRAIN_BAR, MEMORY_BAR = 1.10, 1.20, 1.5
 
 
 def run(full: bool) -> Iterator[Row]:
     """Measures forward passes, decoding and, in a full run, training steps."""
-    torch.set_num_threads(2)
     for length, rounds in ((512, 9), (2048, 3)) if full else ((512, 3),):
         yield from forward_rows(length, rounds)
     for batch in (1, 8) if full else (1,):
@@ -34,22 +34,36 @@ def run(full: bool) -> Iterator[Row]:
         yield from train_rows(rounds=2, batch=8)
 
 
+def run_others(full: bool) -> Iterator[Row]:
+    """Measures the encodings that have no bar, in a full run only."""
+    for length, rounds in ((512, 9), (2048, 3)) if full else ():
+        yield from forward_rows(length, rounds, OTHERS)
+
+
 def run_long(full: bool) -> Iterator[Row]:
     """Measures long contexts, in a full run only."""
-    torch.set_num_threads(2)
     if not full:
         return
     yield from forward_rows(4096, rounds=3)
     for context, batch in ((4096, 1), (4096, 8), (16384, 1)):
         yield from decode_rows(batch, rounds=5, context=context)
-    # Here a token moves tens of gigabytes.
-    yield from decode_rows(batch=8, rounds=3, context=16384, new=2)
+
+
+def run_longest(full: bool) -> Iterator[Row]:
+    """Measures what takes minutes a round, in a full run only: there logits are those of the last token."""
+    if not full:
+        return
+    yield from decode_rows(batch=8, rounds=3, context=16384, new=2)  # a token moves tens of gigabytes
+    yield from forward_rows(8192, 3, ("seqpe mul", "seqpe bias"), last_logits=True)
+    yield from forward_rows(16384, 1, ("seqpe mul", "seqpe bias"), last_logits=True)
 
 
 def run_memory(full: bool) -> Iterator[Row]:
-    """Measures peaks of memory, and with them the time of one very long pass, in a full run only."""
+    """Measures peaks of memory, in a full run only."""
     if full:
         yield from memory_rows(list(FORWARD_BARS), 16384)
+        for context, batch in itertools.product((512, 4096, 16384), (1, 8)):
+            yield decoding_memory_row(list(FORWARD_BARS), context, batch)
 
 
 def build(name: str, options: dict[str, Any] | None = None, positions: int = 16896) -> Any:
@@ -64,15 +78,18 @@ def build(name: str, options: dict[str, Any] | None = None, positions: int = 168
 
 
 @torch.inference_mode()
-def forward_rows(length: int, rounds: int) -> list[Row]:
-    """A forward pass over one row of tokens, all logits."""
-    tokens = torch.randint(50257, (1, length))
+def forward_rows(
+    length: int, rounds: int, names: Sequence[str] = tuple(FORWARD_BARS), last_logits: bool = False
+) -> list[Row]:
+    """A forward pass over one row of tokens, positions known; bars are those of up to 4,096 tokens."""
+    tokens, keep = torch.randint(50257, (1, length)), int(last_logits)
     functions = {}
-    for name in (BASELINE, *FORWARD_BARS):
+    for name in (BASELINE, *names):
         model = build(name)
-        functions[name] = lambda model=model: model(tokens, use_cache=False)
+        functions[name] = lambda model=model: model(tokens, use_cache=False, logits_to_keep=keep)
+    what = f"forward of {length:,} tokens{', last logits' if last_logits else ''}"
     return [
-        Row.slower(f"forward of {length:,} tokens, {ratio.name}", ratio, FORWARD_BARS[ratio.name])
+        Row.slower(f"{what}, {ratio.name}", ratio, None if last_logits else FORWARD_BARS.get(ratio.name))
         for ratio in compare(functions, BASELINE, rounds)
     ]
 
@@ -83,11 +100,7 @@ def decode_rows(batch: int, rounds: int, context: int, new: int = 8) -> list[Row
 
     All models take the same cache in turn: 8 x 16,384 tokens are 9.7 GB.
     """
-    layers, heads, width = 12, 12, 64
-    cache = DynamicCache()
-    for number in range(layers):
-        keys, values = torch.randn(2, batch, heads, context, width)
-        cache.update(keys, values, number)
+    cache = _filled_cache(batch, context)
     functions = {name: _decoder(build(name), cache, batch, new) for name in (BASELINE, *FORWARD_BARS)}
     return [
         Row.slower(f"decoding a token after {context:,}, batch {batch}, {ratio.name}", ratio, DECODE_BAR)
@@ -108,15 +121,23 @@ def train_rows(rounds: int, batch: int, length: int = 512) -> list[Row]:
 
 
 def memory_rows(names: list[str], length: int) -> Iterator[Row]:
-    """Peak memory of building a model and one pass with `logits_to_keep=1`, and the time of the pass."""
-    peak, seconds = _in_fresh_process(BASELINE, length)
+    """Peak memory of building a model and a first pass with `logits_to_keep=1`, and the time of that pass."""
+    peak, seconds = _in_fresh_process(_first_pass, BASELINE, length)
     for name in names:
-        own_peak, own_seconds = _in_fresh_process(name, length)
+        own_peak, own_seconds = _in_fresh_process(_first_pass, name, length)
         ratio = own_peak / peak
         title = f"forward of {length:,} tokens, last logits, {name}"
         words = f"{ratio:.3f}x {BASELINE} ({peak / 1e9:.2f} GB)"
         yield Row(f"peak memory of a {title}", words, f"at most {MEMORY_BAR:.2f}x", ratio <= MEMORY_BAR)
-        yield Row(f"{title} (one pass)", f"{own_seconds / seconds:.2f}x {BASELINE}")
+        yield Row(f"first {title}", f"{own_seconds / seconds:.2f}x {BASELINE} (one pass)")
+
+
+def decoding_memory_row(names: list[str], context: int, batch: int) -> Row:
+    """Peak memory of building a model, filling a cache and decoding."""
+    peak = _in_fresh_process(_decoding_peak, BASELINE, context, batch)
+    own = [f"{name} {_in_fresh_process(_decoding_peak, name, context, batch) / peak:.3f}x" for name in names]
+    title = f"peak memory of decoding after {context:,}, batch {batch}"
+    return Row(title, f"{', '.join(own)} {BASELINE} ({peak / 1e9:.2f} GB)")
 
 
 def _decoder(model: Any, cache: DynamicCache, batch: int, new: int) -> Callable[[], object]:
@@ -143,12 +164,31 @@ def _step(model: Any, tokens: torch.Tensor) -> Callable[[], object]:
     return step
 
 
-def _in_fresh_process(name: str, length: int) -> tuple[float, float]:
+def _filled_cache(batch: int, context: int) -> DynamicCache:
+    layers, heads, width = 12, 12, 64
+    cache = DynamicCache()
+    for number in range(layers):
+        keys, values = (torch.randn(batch, heads, context, width) for _ in range(2))
+        cache.update(keys, values, number)
+    return cache
+
+
+def _in_fresh_process(function: Callable[..., Any], *arguments: Any) -> Any:
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(_peak_and_seconds, (name, length))
+        return pool.apply(function, arguments)
 
 
-def _peak_and_seconds(name: str, length: int) -> tuple[float, float]:
+def _decoding_peak(name: str, context: int, batch: int) -> float:
+    torch.set_num_threads(2)
+
+    @torch.inference_mode()
+    def decode() -> None:
+        _decoder(build(name), _filled_cache(batch, context), batch, new=4)()
+
+    return float(peak_memory_of(decode))
+
+
+def _first_pass(name: str, length: int) -> tuple[float, float]:
     torch.set_num_threads(2)
     passes = []
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.timing import Ratio
+from benchmarks.timing import ENOUGH, Ratio
 
 PACKAGES = ("torch", "timm", "transformers")
 
@@ -29,7 +29,11 @@ class Row:
         measured = f"{ratio.median:.3f}x {ratio.baseline} {spread}"
         if bar is None:
             return cls(what, measured)
-        return cls(what, measured, f"at most {bar:.2f}x", ratio.median <= bar)
+        if ratio.stable and ratio.rounds >= ENOUGH:
+            reached: bool | None = ratio.median <= bar
+        else:
+            reached = within(ratio.lowest, ratio.highest, bar)
+        return cls(what, measured, f"at most {bar:.2f}x", reached)
 
     @classmethod
     def faster(cls, what: str, ratio: Ratio, bar: float | None) -> "Row":
@@ -54,17 +58,30 @@ class Row:
         return cls(what, f"{number:.2f} {unit}", f"below {bar:g} {unit}", number < bar)
 
 
-def write_section(title: str, rows: list[Row], command: str, target: Path) -> None:
-    """Writes one section of the page, in the place of an older one of the same title; the others stay."""
-    lines = [f"## {title}", "", f"Measured by `{command}`.", "", "| what | measured | bar | reached |"]
-    lines.append("|---|---|---|---|")
+def within(low: float, high: float, bar: float) -> bool | None:
+    """Whether something between two numbers is at most the bar; None where that is not decided."""
+    return True if high <= bar else False if low > bar else None
+
+
+def write_section(title: str, rows: list[Row], origin: str, target: Path) -> None:
+    """Writes one section of the page, in the place of an older one of the same title; the others stay.
+
+    Args:
+        title: of the section.
+        rows: what was measured.
+        origin: how, when and with what.
+        target: the page.
+    """
+    lines = [f"## {title}", "", origin, "", "| what | measured | bar | reached |", "|---|---|---|---|"]
     for row in rows:
-        reached = "" if row.reached is None else "yes" if row.reached else "**no**"
+        undecided = "not decided" if row.bar else ""
+        reached = undecided if row.reached is None else "yes" if row.reached else "**no**"
         lines.append(f"| {row.what} | {row.measured} | {row.bar} | {reached} |")
     versions = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
     head = (
         "# Benchmark results\n\nMedians of ratios, [lowest to highest], over rounds in which the machine "
-        "was quiet (`timing.py` says how they are known). "
+        "was quiet (`timing.py` says how they are known). A bar is judged by the median of three such rounds "
+        "or more; of fewer only when all lie on one side of it. "
         "The allocator keeps freed memory (`KEEP_MEMORY` in `run.py` says why).\n\n"
         f"Machine: {_machine()}. {versions}."
     )

@@ -32,7 +32,7 @@ def run(full: bool) -> list[Row]:
 
 
 def _python(code: str) -> Callable[[], object]:
-    return lambda: subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    return lambda: subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
 
 
 def _seconds(function: Callable[[], object], rounds: int) -> float:

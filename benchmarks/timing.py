@@ -6,6 +6,7 @@ out. What is reported is the median of the ratios that count; absolute times are
 """
 
 import gc
+import math
 import resource
 import statistics
 import time
@@ -29,6 +30,8 @@ class Ratio:
     """Rounds that count."""
     stable: bool = True
     """Whether the machine was quiet in them."""
+    interval: tuple[float, float] = (0.0, 0.0)
+    """Where the true median lies with 95 percent, by the order of the ratios; wide when there are few."""
 
 
 SHORTEST = 0.25
@@ -38,8 +41,16 @@ STABLE = 0.10
 """By how much the two baseline timings around a candidate's may differ, as a share of the smaller."""
 
 
+ENOUGH = 3
+"""Quiet rounds that a median needs. While a candidate has fewer it is timed again, up to twice its rounds."""
+
+
 def compare(
-    candidates: Mapping[str, Callable[[], object]], baseline: str, rounds: int = 5, warmup: int = 1
+    candidates: Mapping[str, Callable[[], object]],
+    baseline: str,
+    rounds: int = 5,
+    warmup: int = 1,
+    shortest: float = SHORTEST,
 ) -> list[Ratio]:
     """Times functions against one of them.
 
@@ -48,6 +59,7 @@ def compare(
         baseline: name of the function that the others are divided by.
         rounds: timings of each candidate.
         warmup: untimed calls of each.
+        shortest: seconds that a timing should last at least.
     """
     for function in candidates.values():
         for _ in range(warmup):
@@ -56,10 +68,13 @@ def compare(
     timings: dict[str, list[tuple[float, float, float]]] = {name: [] for name in names}
     gc.collect()
     gc.freeze()  # what the libraries and models hold need not be searched again before every timing
-    calls = max(1, round(SHORTEST / _seconds(candidates[baseline], 1)))
+    calls = max(1, round(shortest / _seconds(candidates[baseline], 1)))
     before = _seconds(candidates[baseline], calls)
-    for number in range(rounds):
-        for name in names if number % 2 == 0 else reversed(names):
+    for number in range(2 * rounds):
+        wanted = [
+            name for name in names if number < rounds or len(_quiet(timings[name])) < min(ENOUGH, rounds)
+        ]
+        for name in wanted if number % 2 == 0 else reversed(wanted):
             own = _seconds(candidates[name], calls)
             after = _seconds(candidates[baseline], calls)
             timings[name].append((before, own, after))
@@ -77,17 +92,35 @@ def _seconds(function: Callable[[], object], calls: int) -> float:
     return (time.perf_counter() - begin) / calls
 
 
-def _ratio(name: str, baseline: str, timings: Sequence[tuple[float, float, float]]) -> Ratio:
-    stable = [
+def _quiet(timings: Sequence[tuple[float, float, float]]) -> list[tuple[float, float, float]]:
+    return [
         (before, own, after)
         for before, own, after in timings
         if abs(before - after) <= STABLE * min(before, after)
     ]
+
+
+def _ratio(name: str, baseline: str, timings: Sequence[tuple[float, float, float]]) -> Ratio:
+    stable = _quiet(timings)
     counted = stable or timings
-    ratios = [2 * own / (before + after) for before, own, after in counted]
-    seconds = statistics.median(own for _, own, _ in counted)
-    median, rounds = statistics.median(ratios), len(ratios)
-    return Ratio(name, baseline, median, min(ratios), max(ratios), seconds, rounds, bool(stable))
+    ratios = sorted(2 * own / (before + after) for before, own, after in counted)
+    rounds, reach = len(ratios), math.ceil(0.98 * math.sqrt(len(ratios)))
+    return Ratio(
+        name,
+        baseline,
+        statistics.median(ratios),
+        ratios[0],
+        ratios[-1],
+        statistics.median(own for _, own, _ in counted),
+        rounds,
+        bool(stable),
+        (ratios[max(0, rounds // 2 - reach)], ratios[min(rounds - 1, rounds // 2 + reach)]),
+    )
+
+
+def seconds_of(function: Callable[[], object], calls: int) -> float:
+    """Median seconds of a call, for things too short to be compared one by one."""
+    return statistics.median(_seconds(function, calls) for _ in range(9))
 
 
 def peak_memory_of(function: Callable[[], object]) -> int:

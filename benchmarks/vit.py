@@ -15,8 +15,8 @@ from transformers import ViTConfig, ViTForImageClassification
 
 import seqpe_zoo  # noqa: F401  (tells timm of our models)
 from benchmarks import WITHOUT_OBJECTIVES
-from benchmarks.report import Row
-from benchmarks.timing import SHORTEST, compare
+from benchmarks.report import Row, within
+from benchmarks.timing import ENOUGH, SHORTEST, compare, seconds_of
 
 PLAIN, ROPE = "timm vit_small_patch16_224", "timm vit_small_patch16_rope_224"
 ROPE_MIXED, HUGGING_FACE = "timm vit_small_patch16_rope_mixed_224", "transformers ViT"
@@ -24,7 +24,14 @@ NOPE, NOPE_AGAIN = "ours nope", "ours nope (a second time)"
 BARS_AGAINST_PLAIN = {"ours seqpe mul": 1.03, "ours seqpe sum": 1.03, "ours seqpe bias": 1.15}
 COST_BARS = {"ours seqpe mul": 1.01, "ours seqpe sum": 1.01}
 PEERS = (ROPE, ROPE_MIXED, HUGGING_FACE)
-OTHERS = ("ours ape_learn", "ours rope2d_axial", "ours rope2d_mixed")
+OTHERS = (
+    "ours seqpe input",
+    "ours ape_learn",
+    "ours ape_sin",
+    "ours rope",
+    "ours rope2d_axial",
+    "ours rope2d_mixed",
+)
 TRAINING_BAR = 1.15
 
 
@@ -38,15 +45,9 @@ def run(full: bool) -> Iterator[Row]:
 
 
 def run_cost(full: bool) -> Iterator[Row]:
-    """What positions cost in the same model: SeqPE against no encoding, and against timm's rotary ViT.
-
-    The model without an encoding is also built a second time, to show how well equal models measure equal.
-    """
-    for size, rounds in ((224, 20), (448, 8), (672, 4)) if full else ((224, 5),):
-        yield from forward_rows(
-            size, 8, rounds, (NOPE_AGAIN, "ours seqpe mul", "ours seqpe sum"), NOPE, COST_BARS
-        )
-        yield from share_rows(size, 8, rounds if size > 448 else 2 * rounds)
+    """What positions cost in the same model: SeqPE against no encoding, and against timm's rotary ViT."""
+    for size, pairs, rounds in ((224, 400, 20), (448, 150, 8), (672, 60, 3)) if full else ((224, 60, 5),):
+        yield from cost_rows(size, 8, pairs)
         yield from forward_rows(size, 8, rounds, ("ours seqpe mul",), ROPE, {"ours seqpe mul": 1.0})
 
 
@@ -83,50 +84,49 @@ def forward_rows(
         ]
 
 
-def share_rows(size: int, batch: int, rounds: int) -> list[Row]:
-    """What is done with positions in a forward pass, and nothing else: preparing them, and attention.
+def cost_rows(size: int, batch: int, pairs: int) -> Iterator[Row]:
+    """What a forward pass costs with positions, computed from the time of one attention layer.
 
-    The rest of the pass is the same code for all encodings. Its time is known from the model without an
-    encoding, so that a ratio of these parts says what the whole pass costs, and more sharply than the pass.
+    The rest of the pass is the same code for all encodings, but for preparing positions, which is timed too.
+    The model without an encoding is also built a second time, to show how well equal models measure equal.
     """
     x = torch.randn(batch, 3, size, size)
-    whole = "the whole pass"
+    names, whole = (NOPE, NOPE_AGAIN, *COST_BARS), "the whole pass"
     with torch.inference_mode():
-        names = (NOPE, NOPE_AGAIN, *COST_BARS)
-        parts = {name: _parts_with_positions(build(name, size), x) for name in names}
-        ratios = compare({**parts, whole: _forward(build(NOPE, size), x)}, NOPE, rounds)
-    share = 1 / next(ratio.median for ratio in ratios if ratio.name == whole)
-    rows = []
+        models: dict[str, Any] = {name: build(name, size) for name in names}
+        layers = {name: _first_attention(model, x) for name, model in models.items()}
+        ratios = compare(layers, NOPE, pairs, shortest=0)
+        (in_layers,) = compare({NOPE: layers[NOPE], whole: _forward(models[NOPE], x)}, NOPE, ENOUGH)
+        preparing = {name: seconds_of(_preparation(model, x), 1000) for name, model in models.items()}
+    share = len(models[NOPE].blocks) / in_layers.median
+    where = f"{size} x {size}, batch {batch}"
     for ratio in ratios:
-        row = Row.slower(
-            f"attention and positions alone, {size} x {size}, batch {batch}: {ratio.name}", ratio, None
-        )
-        rows.append(row)
-        if ratio.name in COST_BARS:
-            cost, bar = 1 + (ratio.median - 1) * share, COST_BARS[ratio.name]
-            title = f"forward, {size} x {size}, batch {batch}: {ratio.name}, from the line above"
-            rows.append(Row(title, f"{cost:.3f}x {NOPE}", f"at most {bar:.2f}x", cost <= bar))
-    return rows
+        low, high = ratio.interval
+        spread = f"[{low:.3f} to {high:.3f}, {ratio.rounds} pairs]"
+        yield Row(f"an attention layer, {where}: {ratio.name}", f"{ratio.median:.3f}x {NOPE} {spread}")
+        prepared = (preparing[ratio.name] - preparing[NOPE]) / in_layers.seconds
+        cost, low, high = (1 + (value - 1) * share + prepared for value in (ratio.median, low, high))
+        bar = COST_BARS.get(ratio.name)
+        title, measured = f"forward, {where}: {ratio.name}", f"{cost:.3f}x {NOPE} [{low:.3f} to {high:.3f}]"
+        if bar is None:
+            yield Row(title, measured)
+        else:
+            yield Row(title, measured, f"at most {bar:.2f}x", within(low, high, bar))
 
 
-def _parts_with_positions(model: Any, x: Tensor) -> Callable[[], object]:
-    """Returns a function that prepares positions and calls all attention layers as a forward pass does."""
-    calls: list[tuple[nn.Module, tuple[Any, ...]]] = []
-    hooks = [
-        block.attn.register_forward_pre_hook(lambda layer, inputs: calls.append((layer, inputs)))
-        for block in model.blocks
-    ]
+def _first_attention(model: Any, x: Tensor) -> Callable[[], object]:
+    """Returns a call of the first attention layer as a forward pass makes it."""
+    calls: list[tuple[Any, ...]] = []
+    layer = model.blocks[0].attn
+    hook = layer.register_forward_pre_hook(lambda _, inputs: calls.append(inputs))
     model(x)
-    for hook in hooks:
-        hook.remove()
+    hook.remove()
+    return lambda: layer(*calls[0])
+
+
+def _preparation(model: Any, x: Tensor) -> Callable[[], object]:
     grid, prefix = model.patch_embed.grid_size, model.num_prefix_tokens
-
-    def parts() -> None:
-        model.position_encoding.prepare_grid(grid, (0, 0), prefix, x.device)
-        for layer, inputs in calls:
-            layer(*inputs)
-
-    return parts
+    return lambda: model.position_encoding.prepare_grid(grid, (0, 0), prefix, x.device)
 
 
 def training_rows(batch: int, rounds: int, size: int = 224) -> list[Row]:
@@ -181,6 +181,6 @@ def training_step(model: Any, x: Tensor, labels: Tensor) -> Callable[[], None]:
 
 
 def rounds_for(size: int, batch: int, full: bool) -> int:
-    """Fewer rounds for heavier cases, so that each case takes one or two minutes where that is possible."""
+    """Fewer rounds for heavier cases, so that each case takes a minute where that is possible."""
     seconds = max(SHORTEST, batch * (size / 224) ** 2.3 * 0.07)  # of one timing, roughly
-    return max(3, int((120 if full else 30) / (18 * seconds)))
+    return max(3, int((80 if full else 30) / (18 * seconds)))
