@@ -50,20 +50,23 @@ def run_long(full: bool) -> Iterator[Row]:
 
 
 def run_longest(full: bool) -> Iterator[Row]:
-    """Measures what takes minutes a round, in a full run only: there logits are those of the last token."""
+    """Measures what takes minutes a round, in a full run only; `run_memory` times a pass of 16,384 tokens."""
     if not full:
         return
     yield from decode_rows(batch=8, rounds=3, context=16384, new=2)  # a token moves tens of gigabytes
     yield from forward_rows(8192, 3, ("seqpe mul", "seqpe bias"), last_logits=True)
-    yield from forward_rows(16384, 1, ("seqpe mul", "seqpe bias"), last_logits=True)
 
 
 def run_memory(full: bool) -> Iterator[Row]:
-    """Measures peaks of memory, in a full run only."""
+    """Measures peaks of memory of a long pass, in a full run only."""
     if full:
         yield from memory_rows(list(FORWARD_BARS), 16384)
-        for context, batch in itertools.product((512, 4096, 16384), (1, 8)):
-            yield decoding_memory_row(list(FORWARD_BARS), context, batch)
+
+
+def run_caches(full: bool) -> Iterator[Row]:
+    """Measures peaks of memory of decoding, in a full run only."""
+    for context, batch in itertools.product((512, 4096, 16384), (1, 8)) if full else ():
+        yield decoding_memory_row(list(FORWARD_BARS), context, batch)
 
 
 def build(name: str, options: dict[str, Any] | None = None, positions: int = 16896) -> Any:
