@@ -23,7 +23,7 @@ def run(full: bool) -> Iterator[Row]:
         yield from _inference(threads, rounds=5 if full else 2)
         yield from _training(threads, rounds=9 if full else 3)
     yield from _scaling(full)
-    yield from _shapes(rounds=3 if full else 1)
+    yield from _shapes(full)
     yield from _growth()
     if full:
         yield from _a_million()
@@ -119,7 +119,7 @@ def _build_table(pe: SeqPE, count: int = 1000) -> None:
     pe.prepare_range(0, count)
 
 
-def _shapes(rounds: int) -> list[Row]:
+def _shapes(full: bool) -> list[Row]:
     """What width, digits, dimensions and base cost: 4,000 positions against the plain setting.
 
     Neighbours share most of their prefixes; positions drawn at random, as in training, share fewer.
@@ -152,10 +152,10 @@ def _shapes(rounds: int) -> list[Row]:
         return encode
 
     rows = []
-    for at_random in (False, True):
+    for at_random in (False, True) if full else (False,):
         candidates = {name: candidate(options, at_random) for name, options in settings.items()}
         kind = "random positions" if at_random else "neighbouring positions"
-        for ratio in compare(candidates, plain, rounds):
+        for ratio in compare(candidates, plain, rounds=3 if full else 1):
             rows.append(Row.slower(f"encoding some 4,000 {kind}, {ratio.name}", ratio, None))
     return rows
 

@@ -42,7 +42,7 @@ STABLE = 0.10
 
 
 ENOUGH = 3
-"""Quiet rounds that a median needs. While a candidate has fewer it is timed again, up to twice its rounds."""
+"""Quiet rounds that a median needs. A candidate that has fewer is timed again, up to two times."""
 
 
 def compare(
@@ -70,7 +70,7 @@ def compare(
     gc.freeze()  # what the libraries and models hold need not be searched again before every timing
     calls = max(1, round(shortest / _seconds(candidates[baseline], 1)))
     before = _seconds(candidates[baseline], calls)
-    for number in range(2 * rounds):
+    for number in range(rounds + min(2, rounds - 1)):
         wanted = [
             name for name in names if number < rounds or len(_quiet(timings[name])) < min(ENOUGH, rounds)
         ]
