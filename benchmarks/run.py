@@ -8,6 +8,7 @@ python -m benchmarks.run --only core      # one section; the others of the page 
 import argparse
 import importlib
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -106,6 +107,8 @@ def _measure(name: str, full: bool, command: str) -> None:
 
 def _commit() -> str:
     """The commit that is measured, marked when files differ from it; results themselves may."""
+    if shutil.which("git") is None:
+        return "unknown"
     git = ["git", "-C", str(RESULTS.parent)]
     found = subprocess.run(
         [*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False

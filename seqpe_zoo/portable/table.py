@@ -68,18 +68,22 @@ class PositionTable:
         rows = self._rows
         if rows is None or bound is None or not self._reaches(rows, bound):
             rows = self._with_missing(rows, codes.reshape(-1))
-        numbers = codes if rows.is_range else torch.searchsorted(rows.codes, codes)
-        return [torch.nn.functional.embedding(numbers, column) for column in rows.columns]
+        return self._read(rows, codes)
 
     def slice(self, start: int, stop: int, device: Optional[torch.device] = None) -> List[Tensor]:
         """Returns the rows of the 1-D positions start..stop-1, where possible as views of the table."""
         rows = self._rows
         if rows is None or not self._reaches(rows, stop):
-            positions = torch.arange(start, stop, device=device).unsqueeze(-1)
-            rows = self._with_missing(rows, ravel_positions(positions - self.lowest, self.sides))
+            codes = torch.arange(start - self.lowest, stop - self.lowest, device=device)
+            rows = self._with_missing(rows, codes)
             if not rows.is_range:
-                return self.lookup(positions)
+                return self._read(rows, codes)
         return [column[start - self.lowest : stop - self.lowest] for column in rows.columns]
+
+    @staticmethod
+    def _read(rows: _Rows, codes: Tensor) -> List[Tensor]:
+        numbers = codes if rows.is_range else torch.searchsorted(rows.codes, codes)
+        return [torch.nn.functional.embedding(numbers, column) for column in rows.columns]
 
     def _reaches(self, rows: _Rows, bound: int) -> bool:
         """Whether all positions below a bound are known; in a grid that cannot be told from their number."""
