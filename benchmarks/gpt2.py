@@ -21,6 +21,8 @@ from seqpe_zoo.portable.modeling_seqpe_gpt2 import SeqPEGPT2LMHeadModel
 BASELINE = "GPT2LMHeadModel"
 FORWARD_BARS = {"seqpe mul": 1.05, "seqpe bias": 1.25, "alibi": 1.10, "rope": 1.10}
 OTHERS = ("nope", "ape_learn", "ape_sin", "seqpe sum", "seqpe input")
+LONG = 8192
+"""Tokens from which on a pass takes so long that an untimed one before it is no use."""
 DECODE_BAR, TRAIN_BAR, MEMORY_BAR = 1.10, 1.20, 1.5
 
 
@@ -50,11 +52,12 @@ def run_long(full: bool) -> Iterator[Row]:
 
 
 def run_longest(full: bool) -> Iterator[Row]:
-    """Measures what takes minutes a round, in a full run only; `run_memory` times a pass of 16,384 tokens."""
+    """Measures what takes minutes a round, in a full run only."""
     if not full:
         return
     yield from decode_rows(batch=8, rounds=3, context=16384, new=2)  # a token moves tens of gigabytes
-    yield from forward_rows(8192, 3, ("seqpe mul", "seqpe bias"), last_logits=True)
+    for length, rounds in ((8192, 2), (16384, 1)):
+        yield from forward_rows(length, rounds, last_logits=True)
 
 
 def run_memory(full: bool) -> Iterator[Row]:
@@ -89,11 +92,13 @@ def forward_rows(
     functions = {}
     for name in (BASELINE, *names):
         model = build(name)
+        if name != BASELINE:
+            model.transformer.wpe.prepare_range(0, length)
         functions[name] = lambda model=model: model(tokens, use_cache=False, logits_to_keep=keep)
     what = f"forward of {length:,} tokens{', last logits' if last_logits else ''}"
     return [
         Row.slower(f"{what}, {ratio.name}", ratio, None if last_logits else FORWARD_BARS.get(ratio.name))
-        for ratio in compare(functions, BASELINE, rounds)
+        for ratio in compare(functions, BASELINE, rounds, warmup=int(length < LONG), shortest=0)
     ]
 
 

@@ -72,18 +72,27 @@ def write_section(title: str, rows: list[Row], origin: str, target: Path) -> Non
         origin: how, when and with what.
         target: the page.
     """
-    lines = [f"## {title}", "", origin, "", "| what | measured | bar | reached |", "|---|---|---|---|"]
+    versions = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
+    machine = f"Machine: {_machine()}. {versions}."
+    lines = [
+        f"## {title}",
+        "",
+        origin,
+        "",
+        machine,
+        "",
+        "| what | measured | bar | reached |",
+        "|---|---|---|---|",
+    ]
     for row in rows:
         undecided = "not decided" if row.bar else ""
         reached = undecided if row.reached is None else "yes" if row.reached else "**no**"
         lines.append(f"| {row.what} | {row.measured} | {row.bar} | {reached} |")
-    versions = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
     head = (
         "# Benchmark results\n\nMedians of ratios, [lowest to highest], over rounds in which the machine "
         "was quiet (`timing.py` says how they are known). A bar is judged by the median of three such rounds "
         "or more; of fewer only when all lie on one side of it. "
-        "The allocator keeps freed memory (`KEEP_MEMORY` in `run.py` says why).\n\n"
-        f"Machine: {_machine()}. {versions}."
+        "The allocator keeps freed memory (`KEEP_MEMORY` in `run.py` says why)."
     )
     sections = target.read_text().strip().split("\n\n## ")[1:] if target.exists() else []
     bodies = {section.splitlines()[0]: f"## {section}" for section in sections}
@@ -99,4 +108,4 @@ def _machine() -> str:
             line.split(":")[1].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line
         ]
         model = names[0] if names else model
-    return f"{model}, {torch.get_num_threads()} threads, Python {platform.python_version()}, float32"
+    return f"{model}, {torch.get_num_threads()} threads, Python {platform.python_version()}"

@@ -3,6 +3,8 @@
 python -m benchmarks.run --short          # few sizes and rounds
 python -m benchmarks.run --full           # everything
 python -m benchmarks.run --only core      # one section; the others of the page stay
+
+Sections of a short run have titles of their own, and leave those of full runs alone.
 """
 
 import argparse
@@ -20,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.report import Row, write_section
+from seqpe_zoo.cpu_features import avoid_undescribed_tiles
 
 SECTIONS = {
     "core": "Position encoder",
@@ -72,6 +75,7 @@ def main() -> None:
     length.add_argument("--full", action="store_true", help="all sizes, more repetitions")
     parser.add_argument("--only", choices=SECTIONS, nargs="+", help="measure these sections alone")
     options = parser.parse_args()
+    avoid_undescribed_tiles()
     length = "--full" if options.full else "--short"
     if os.environ.pop(SECTION_PROCESS, None):
         for setting in KEEP_MEMORY:  # processes that measure peaks of memory must not inherit them
@@ -93,16 +97,17 @@ def _measure(name: str, full: bool, command: str) -> None:
     """Measures a section, shows it and writes it row by row: an interrupted run keeps what it had."""
     begin = time.perf_counter()
     origin = f"Measured by `{command}` on {date.today()}, commit {_commit()}. {NOTES.get(name, '')}".strip()
+    title = SECTIONS[name] if full else f"{SECTIONS[name]} (short run)"
     module, _, part = name.partition(":")
     measure = getattr(importlib.import_module(f"benchmarks.{module}"), f"run_{part}" if part else "run")
     rows = []
     for row in measure(full):
         print(f"{row.what}: {row.measured} {row.bar}", flush=True)
         rows.append(row)
-        write_section(SECTIONS[name], rows, origin, RESULTS)
+        write_section(title, rows, origin, RESULTS)
     if rows:
         print(f"{name}: {(time.perf_counter() - begin) / 60:.1f} minutes")
-        _show(SECTIONS[name], rows)
+        _show(title, rows)
 
 
 def _commit() -> str:

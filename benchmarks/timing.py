@@ -59,7 +59,7 @@ def compare(
         baseline: name of the function that the others are divided by.
         rounds: timings of each candidate.
         warmup: untimed calls of each.
-        shortest: seconds that a timing should last at least.
+        shortest: seconds that a timing should last at least; with 0 it is one call.
     """
     for function in candidates.values():
         for _ in range(warmup):
@@ -68,7 +68,7 @@ def compare(
     timings: dict[str, list[tuple[float, float, float]]] = {name: [] for name in names}
     gc.collect()
     gc.freeze()  # what the libraries and models hold need not be searched again before every timing
-    calls = max(1, round(shortest / _seconds(candidates[baseline], 1)))
+    calls = max(1, round(shortest / _seconds(candidates[baseline], 1))) if shortest else 1
     before = _seconds(candidates[baseline], calls)
     for number in range(rounds + min(2, rounds - 1)):
         wanted = [

@@ -15,6 +15,7 @@ from typing import Any
 from . import __version__
 from .app.commands import add_subcommands as add_app_commands
 from .convert.commands import add_subcommands as add_convert_commands
+from .cpu_features import avoid_undescribed_tiles
 from .evaluation.commands import add_subcommands as add_evaluation_commands
 from .hub.commands import add_subcommands as add_hub_commands
 from .training.commands import add_subcommands as add_training_commands
@@ -43,6 +44,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
     options = build_parser().parse_args(arguments)
+    avoid_undescribed_tiles()
     return int(options.handler(options) or 0)
 
 

@@ -7,6 +7,10 @@ import pytest
 import torch
 from hypothesis import settings
 
+from seqpe_zoo.cpu_features import avoid_undescribed_tiles
+
+avoid_undescribed_tiles()  # else the first test in bfloat16 may end the process
+
 # Examples are timed by no one: the machine may be busy, and a first call may compile or load a library.
 settings.register_profile("seqpe_zoo", deadline=None, print_blob=True)
 settings.load_profile("seqpe_zoo")

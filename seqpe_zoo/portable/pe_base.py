@@ -60,20 +60,37 @@ class _SeenWeights:
     its version goes unnoticed: `p.data.copy_(...)`, or an adapter that is switched off.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
-        self._seen = [(weakref.ref(p), self._state(p)) for p in parameters]
+    def __init__(self, owner: nn.Module) -> None:
+        parameters = _own_parameters(owner)
+        self._seen = [weakref.ref(p) for p in parameters]
+        self._state = _state_of(parameters)
 
-    def are(self, parameters: Iterable[nn.Parameter]) -> bool:
-        """Whether these are the same parameters, unchanged."""
-        current = list(parameters)
-        return len(current) == len(self._seen) and all(
-            seen() is p and state == self._state(p) for p, (seen, state) in zip(current, self._seen)
-        )
+    def are_those_of(self, owner: nn.Module) -> bool:
+        """Whether a module still has the same parameters, unchanged."""
+        parameters = _own_parameters(owner)
+        if len(parameters) != len(self._seen):
+            return False
+        for seen, p in zip(self._seen, parameters):
+            if seen() is not p:
+                return False
+        return self._state == _state_of(parameters)
 
-    @staticmethod
-    def _state(p: nn.Parameter) -> Tuple[Any, ...]:
-        # Parameters made in inference mode have no version: there, only replacing them is noticed.
-        return p.data_ptr(), 0 if p.is_inference() else p._version, p.dtype
+
+def _own_parameters(owner: nn.Module) -> List[Tensor]:
+    """`parameters()` without their names, which take most of its time: this runs in every forward pass."""
+    found: List[Any] = []
+    modules: List[Any] = [owner]
+    for module in modules:  # grows while it is read
+        if module is not None:
+            found.extend(module._parameters.values())
+            modules.extend(module._modules.values())
+    return [p for p in found if p is not None]
+
+
+def _state_of(parameters: List[Tensor]) -> List[int]:
+    # Parameters made in inference mode have no version: there, only replacing them is noticed.
+    versions = [0 if p.is_inference() else p._version for p in parameters]
+    return versions + [p.data_ptr() for p in parameters]
 
 
 class PositionEncoding(nn.Module):
@@ -324,9 +341,9 @@ class PositionEncoding(nn.Module):
 
     def _forget_if_changed(self) -> None:
         """Drops what was kept when a parameter has been updated, loaded, moved or replaced since."""
-        if self._seen_weights is None or not self._seen_weights.are(self.parameters()):
+        if self._seen_weights is None or not self._seen_weights.are_those_of(self):
             self.drop_caches()
-            self._seen_weights = _SeenWeights(self.parameters())
+            self._seen_weights = _SeenWeights(self)
 
     def drop_caches(self) -> None:
         """Forgets everything that was computed for inference."""

@@ -17,35 +17,40 @@ from .tracing import is_traced
 def split_terms(terms: Tensor, num_heads: int) -> Tuple[Tensor, Tensor]:
     """Splits terms (..., L, 2 * H * D) into the query's and the key's part, each (..., H, L, D)."""
     # One unbind, whose gradient is one stack; two selects would each fill a tensor with zeros in backward.
-    halves = terms_side_by_side(terms, num_heads).unbind(-3)  # (..., L, H, D) each
+    halves = terms.unflatten(-1, [2, num_heads, terms.shape[-1] // (2 * num_heads)]).unbind(-3)
     return halves[0].transpose(-3, -2), halves[1].transpose(-3, -2)
 
 
-def terms_side_by_side(terms: Tensor, num_heads: int) -> Tensor:
-    """Views terms (..., L, 2 * H * D) as (..., L, 2, H, D), the layout of a projection of q and k."""
-    return terms.unflatten(-1, [2, num_heads, terms.shape[-1] // (2 * num_heads)])
+def align_terms(qk: Tensor, terms: Tensor) -> Tuple[Tensor, Tensor]:
+    """Views queries and keys side by side (B, L, 2 * H * D), and terms, in shapes that broadcast."""
+    if terms.dtype != qk.dtype:
+        terms = terms.to(qk.dtype)
+    if terms.shape[-1] == qk.shape[-1]:
+        return qk, terms
+    head = terms.shape[-1] // 2  # one position head for all heads
+    return qk.unflatten(-1, [2, -1, head]), terms.unflatten(-1, [2, 1, head])
 
 
 class AttentionStage(nn.Module):
     """The stage of an encoding that does nothing in attention."""
 
-    def __init__(self, has_scores: bool = False) -> None:
+    def __init__(self, has_scores: bool = False, overwrites: bool = False) -> None:
         super().__init__()
         self.has_scores = has_scores
         """Whether `score_factors` adds to the scores; then attention must know the positions of all keys."""
+        self.overwrites = overwrites
+        """Whether the stage is one operation per element, which `place_in_` does where q and k lie."""
 
     def on_query_key(self, q: Tensor, k: Tensor, terms: Tensor) -> Tuple[Tensor, Tensor]:
         """Changes queries and keys of the same tokens, before keys enter a cache."""
         return q, k
 
     @torch.jit.unused
-    def place_in_(self, qk: Tensor, terms: Tensor) -> bool:
-        """`on_query_key` for queries and keys side by side (B, L, 2, H, D) that nobody else needs.
+    def place_in_(self, qk: Tensor, terms: Tensor) -> None:
+        """`on_query_key` of a stage that `overwrites`, for q and k side by side that nobody else needs.
 
-        A stage that is one operation per element overwrites both in one pass and returns True: without
-        gradients that costs next to nothing. Others leave them alone and return False.
+        Both change in one pass, (B, L, 2 * H * D): without gradients that costs next to nothing.
         """
-        return False
 
     def score_factors(self, terms_q: Tensor, terms_k: Tensor) -> Optional[Tuple[Tensor, Tensor]]:
         """Returns f_q (..., H, Lq, R) and f_k (..., H or 1, Lk, R) whose product is added to q k^T.
@@ -60,7 +65,7 @@ class MultiplyStage(AttentionStage):
     """AttnMul: (q * e_q) (k * e_k)^T."""
 
     def __init__(self, num_heads: int) -> None:
-        super().__init__()
+        super().__init__(overwrites=True)
         self.num_heads = num_heads
 
     def on_query_key(self, q: Tensor, k: Tensor, terms: Tensor) -> Tuple[Tensor, Tensor]:
@@ -68,16 +73,16 @@ class MultiplyStage(AttentionStage):
         return q * e_q, k * e_k
 
     @torch.jit.unused
-    def place_in_(self, qk: Tensor, terms: Tensor) -> bool:
-        qk.mul_(terms_side_by_side(terms.to(qk.dtype), self.num_heads))
-        return True
+    def place_in_(self, qk: Tensor, terms: Tensor) -> None:
+        qk, terms = align_terms(qk, terms)
+        qk.mul_(terms)
 
 
 class AddStage(AttentionStage):
     """AttnSum: (q + e_q) (k + e_k)^T."""
 
     def __init__(self, num_heads: int) -> None:
-        super().__init__()
+        super().__init__(overwrites=True)
         self.num_heads = num_heads
 
     def on_query_key(self, q: Tensor, k: Tensor, terms: Tensor) -> Tuple[Tensor, Tensor]:
@@ -85,9 +90,9 @@ class AddStage(AttentionStage):
         return q + e_q, k + e_k
 
     @torch.jit.unused
-    def place_in_(self, qk: Tensor, terms: Tensor) -> bool:
-        qk.add_(terms_side_by_side(terms.to(qk.dtype), self.num_heads))
-        return True
+    def place_in_(self, qk: Tensor, terms: Tensor) -> None:
+        qk, terms = align_terms(qk, terms)
+        qk.add_(terms)
 
 
 class BiasStage(AttentionStage):

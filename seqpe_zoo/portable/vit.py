@@ -237,7 +237,8 @@ class _WithPositions(VisionTransformer):
             return self._prepare_plainly(x, rows, columns, start)
         encoding, size = self.position_encoding, (rows, columns)
         origin = self.grid_start if start is None else _checked_start(start)
-        self._step_losses = None
+        if self._step_losses is not None:
+            self._step_losses = None  # assigning to a module takes longer than asking it
         # Only a step that leaves the origin to us is shifted at random.
         if self.training and origin == (0, 0) and encoding.has_training_objectives():
             encoding.check_size(max(size) - 1)

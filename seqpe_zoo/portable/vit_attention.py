@@ -34,38 +34,47 @@ class HoldsStage:
     projection: ClassVar[str] = "qkv"
     """Name of the layer that makes queries, keys and values."""
     stage: Any
+    num_heads: Any
+    head_dim: Any
     q_norm: Any
     k_norm: Any
     fused_attn: Any
     attn_drop: Any
     scale: Any
     training: Any
+    _modules: Any
     _kept_bias: Optional[Tuple[Tensor, Tensor]] = None
     __jit_ignored_attributes__: ClassVar[List[str]] = ["_kept_bias"]
 
     def attend_with_positions(
         self, qkv: Tensor, terms: Tensor, attn_mask: Optional[Tensor], is_causal: bool
     ) -> Tensor:
-        """Attention over queries, keys and values side by side (B, L, 3, H, D); returns (B, L, H * D).
+        """Attention over queries, keys and values side by side (B, L, 3 * H * D); returns (B, L, H * D).
 
         Terms are those of the same tokens, (..., L, T).
         """
+        batch, length, width = qkv.shape
         placed = False
         if not torch.jit.is_scripting():
-            placed = self._place_in_(qkv, terms)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+            placed = self.stage.overwrites and self._place_in_(qkv, terms)
+        q, k, v = (
+            qkv.reshape(batch, length, 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
+        )
         if not placed:
             q, k = self.stage.on_query_key(self.q_norm(q), self.k_norm(k), terms)
-        return self._attend(q, k, v, terms, attn_mask, is_causal).transpose(1, 2).flatten(2)
+        attended = self._attend(q, k, v, terms, attn_mask, is_causal)
+        return attended.transpose(1, 2).reshape(batch, length, width // 3)
 
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, terms: Tensor, attn_mask: Optional[Tensor], is_causal: bool
     ) -> Tensor:
-        if not torch.jit.is_scripting():
-            bias = self._bias_of_inference(q, terms)
-            if bias is not None and attn_mask is None and not is_causal:
-                return F.scaled_dot_product_attention(q, k, v, bias)
-        factors = self.stage.score_factors(terms, terms)
+        factors: Optional[Tuple[Tensor, Tensor]] = None
+        if self.stage.has_scores:
+            if not torch.jit.is_scripting():
+                bias = self._bias_of_inference(q, terms)
+                if bias is not None and attn_mask is None and not is_causal:
+                    return F.scaled_dot_product_attention(q, k, v, bias)
+            factors = self.stage.score_factors(terms, terms)
         if self.fused_attn:
             dropout_p = self.attn_drop.p if self.training else 0.0
             return attend(q, k, v, factors, attn_mask, is_causal, dropout_p)
@@ -84,13 +93,16 @@ class HoldsStage:
         """
         if is_traced(qkv) or torch.is_grad_enabled() or _has_any_global_hook():
             return False
-        norms = (self.q_norm, self.k_norm)
-        if not all(isinstance(norm, nn.Identity) for norm in norms):
+        own = self._modules  # asked directly: this runs in every layer of every pass
+        projection, norms = own[self.projection], (own["q_norm"], own["k_norm"])
+        if not (isinstance(norms[0], nn.Identity) and isinstance(norms[1], nn.Identity)):
             return False
-        for part in (*getattr(self, self.projection).modules(), *norms):
+        parts = projection.modules() if projection._modules else (projection,)
+        for part in (*norms, *parts):
             if part._forward_hooks or part._forward_pre_hooks:
                 return False
-        return bool(self.stage.place_in_(qkv[:, :, :2], terms))
+        own["stage"].place_in_(qkv[..., : qkv.shape[-1] // 3 * 2], terms)
+        return True
 
     @torch.jit.unused
     def _bias_of_inference(self, q: Tensor, terms: Tensor) -> Optional[Tensor]:
@@ -99,7 +111,7 @@ class HoldsStage:
         Encodings hand out the same terms as long as weights and resolution stay. On the CPU the product costs
         as much as q k^T itself, and memory is plenty; elsewhere, and for longer sequences, None.
         """
-        if not self.stage.has_scores or is_traced(terms):
+        if is_traced(terms):
             return None
         if self.training or torch.is_grad_enabled():
             self._kept_bias = None
@@ -132,8 +144,7 @@ class PositionAttention(HoldsStage, Attention):
         self, x: Tensor, terms: Tensor, attn_mask: Optional[Tensor] = None, is_causal: bool = False
     ) -> Tensor:
         gate = self.gate(x).sigmoid() if self.gate is not None else None
-        qkv = self.qkv(x).unflatten(-1, [3, self.num_heads, self.head_dim])
-        x = self.norm(self.attend_with_positions(qkv, terms, attn_mask, is_causal))
+        x = self.norm(self.attend_with_positions(self.qkv(x), terms, attn_mask, is_causal))
         if gate is not None:
             x = x * gate
         return self.proj_drop(self.proj(x))
@@ -196,7 +207,6 @@ class PositionParallelScalingBlock(HoldsStage, ParallelScalingBlock):
         x_mlp, qkv = torch.split(self.in_proj(self.in_norm(x)), [hidden, 3 * width], dim=-1)
         if self.mlp_bias is not None:
             x_mlp = x_mlp + self.mlp_bias
-        qkv = qkv.unflatten(-1, [3, self.num_heads, self.head_dim])
         x_attn = self.attend_with_positions(qkv, terms, attn_mask, is_causal)
         x_mlp = self.mlp_drop(self.mlp_act(x_mlp))
         if self.out_proj is not None:

@@ -110,7 +110,7 @@ def optimise(pe):
 
 
 def load(pe):
-    pe.load_state_dict({name: tensor + 1 for name, tensor in pe.state_dict().items()})
+    pe.load_state_dict({name: tensor * 1.5 for name, tensor in pe.state_dict().items()})
 
 
 EVENTS = {
