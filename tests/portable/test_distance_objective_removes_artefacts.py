@@ -19,8 +19,15 @@ def measure(pe):
 
 def test_digit_artefacts_vanish_and_similarity_follows_nearness():
     torch.manual_seed(0)
+    # With the default of 32 pivots so short a training ends well on some CPUs and seeds and not on others.
     pe = SeqPE(
-        dim=64, num_digits=4, max_position=POSITIONS, distance_weight=1.0, ood_weight=0.0, train_shape=(64,)
+        dim=64,
+        num_digits=4,
+        max_position=POSITIONS,
+        distance_weight=1.0,
+        ood_weight=0.0,
+        train_shape=(64,),
+        num_pivots=64,
     )
     optimiser = torch.optim.AdamW(pe.parameters(), lr=1e-3, weight_decay=0.0)
     artefact_before, correlation_before = measure(pe)
