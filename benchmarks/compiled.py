@@ -47,13 +47,14 @@ def rows_of(title: str, build: Callable[[str], "Call"], plain: str, ours: str, r
         f"{ours}, compiled": build(ours).compiled(),
         f"{ours}, positions frozen to a table, compiled": known.compiled(),
     }
-    if has_bfloat16():
-        functions |= {f"{name}, bf16": build(name).in_bfloat16() for name in (plain, ours)}
     with torch.inference_mode():
-        rows = [
-            Row.slower(f"{title}: {ratio.name}", ratio, None)
-            for ratio in compare(functions, plain, rounds, 3)
-        ]
+        ratios = compare(functions, plain, rounds, 3)
+        if has_bfloat16():
+            half, ours_half = f"{plain}, bf16", f"{ours}, bf16"
+            rounded = {half: build(plain).in_bfloat16(), ours_half: build(ours).in_bfloat16()}
+            ratios += compare({plain: functions[plain], half: rounded[half]}, plain, rounds, 3)
+            ratios += compare(rounded, half, rounds, 3)
+    rows = [Row.slower(f"{title}: {ratio.name}", ratio, None) for ratio in ratios]
     if not has_bfloat16():
         rows.append(Row(f"{title}: bf16", "not measured: this CPU has no bf16 arithmetic"))
     return rows

@@ -62,7 +62,7 @@ def run_large(full: bool) -> Iterator[Row]:
     """Batches of 32, in a full run only; the largest take most of a minute a pass and have one round."""
     for size, rounds in ((224, 3), (448, 1), (672, 1)) if full else ():
         yield from forward_rows(size, 32, rounds, (*PEERS, *OTHERS, NOPE))
-        yield from forward_rows(size, 32, 3 if size < 672 else 1, tuple(BARS_AGAINST_PLAIN))
+        yield from forward_rows(size, 32, {224: 5, 448: 2, 672: 1}[size], tuple(BARS_AGAINST_PLAIN))
 
 
 def forward_rows(
@@ -190,4 +190,4 @@ def training_step(model: Any, x: Tensor, labels: Tensor) -> Callable[[], None]:
 def rounds_for(size: int, batch: int, full: bool) -> int:
     """Fewer rounds for heavier cases, so that each case takes a minute where that is possible."""
     seconds = max(SHORTEST, batch * (size / 224) ** 2.3 * 0.07)  # of one timing, roughly
-    return max(3, int((80 if full else 30) / (18 * seconds)))
+    return max(2, int((50 if full else 30) / (18 * seconds)))
