@@ -40,9 +40,11 @@ def widen_heads(
     f_q = factors[0].to(q.dtype).expand(batch, heads, q_length, -1)
     f_k = factors[1].to(q.dtype).expand(batch, heads, k.shape[2], -1)
     padding = -(width + f_q.shape[-1]) % 8
-    q = F.pad(torch.cat([q, f_q], dim=-1), (0, padding))
-    k = F.pad(torch.cat([k, f_k], dim=-1), (0, padding))
-    return q, k, F.pad(v, (0, q.shape[-1] - v.shape[-1]))
+    # Written in one pass each: these are the largest tensors of a long text.
+    zeros = q.new_zeros(1).expand(batch, heads, 1, f_q.shape[-1] + padding)
+    q = torch.cat([q, f_q, zeros[..., :padding].expand(-1, -1, q_length, -1)], dim=-1)
+    k = torch.cat([k, f_k, zeros[..., :padding].expand(-1, -1, k.shape[2], -1)], dim=-1)
+    return q, k, torch.cat([v, zeros.expand(-1, -1, v.shape[2], -1)], dim=-1)
 
 
 def attend(

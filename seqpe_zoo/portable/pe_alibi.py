@@ -47,16 +47,18 @@ class ALiBi(PositionEncoding):
 
 
 class LinearBiasStage(AttentionStage):
-    """Adds slope * key position to the scores of each head."""
+    """Adds slope * (key position - query position) to the scores of each head."""
 
     def __init__(self, slopes: List[float]) -> None:
-        super().__init__(has_scores=True)
+        super().__init__(has_scores=True, lowest_score=-80.0)
         self.slopes = slopes
 
     def score_factors(self, terms_q: Tensor, terms_k: Tensor) -> Optional[Tuple[Tensor, Tensor]]:
         slopes = torch.tensor(self.slopes, dtype=terms_q.dtype, device=terms_q.device)
-        f_q = slopes[:, None, None].expand(-1, terms_q.shape[-2], 2)  # (H, Lq, 2)
-        return f_q, terms_k.unsqueeze(-3)
+        own = terms_q.sum(dim=-1, keepdim=True)
+        f_q = torch.cat([torch.ones_like(terms_q), -own], dim=-1).unsqueeze(-3)  # (..., 1, Lq, 3)
+        f_k = torch.cat([terms_k, torch.ones_like(terms_k[..., :1])], dim=-1)
+        return f_q * slopes[:, None, None], f_k.unsqueeze(-3)
 
 
 def alibi_slopes(num_heads: int) -> List[float]:

@@ -34,12 +34,20 @@ def align_terms(qk: Tensor, terms: Tensor) -> Tuple[Tensor, Tensor]:
 class AttentionStage(nn.Module):
     """The stage of an encoding that does nothing in attention."""
 
-    def __init__(self, has_scores: bool = False, overwrites: bool = False) -> None:
+    def __init__(
+        self, has_scores: bool = False, overwrites: bool = False, lowest_score: float = -float("inf")
+    ) -> None:
         super().__init__()
         self.has_scores = has_scores
         """Whether `score_factors` adds to the scores; then attention must know the positions of all keys."""
         self.overwrites = overwrites
         """Whether the stage is one operation per element, which `place_in_` does where q and k lie."""
+        self.lowest_score = lowest_score
+        """Scores, after scaling, that may be raised to this: nothing is attended to there.
+
+        Scores that fall without end leave probabilities near the smallest of all numbers, with which Intel's
+        CPUs compute a hundred times more slowly.
+        """
 
     def on_query_key(self, q: Tensor, k: Tensor, terms: Tensor) -> Tuple[Tensor, Tensor]:
         """Changes queries and keys of the same tokens, before keys enter a cache."""

@@ -219,6 +219,61 @@ def test_all_roads_of_attention_agree(case: str, monkeypatch: pytest.MonkeyPatch
 
 @all_encodings
 @torch.no_grad()
+def test_queries_in_chunks_see_what_they_see_at_once(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, (tokens, mask) = tiny_model(case), pad_left(random_tokens(2, 13), [0, 4])
+
+    def logits() -> list[torch.Tensor]:
+        cache = model(tokens[:, :4], attention_mask=mask[:, :4], use_cache=True).past_key_values
+        later = model(tokens[:, 4:], attention_mask=mask, past_key_values=cache).logits
+        at_once = model(tokens, attention_mask=mask).logits[mask.bool()]
+        return [at_once, later[mask[:, 4:].bool()], model(tokens).logits]
+
+    expected = logits()
+    monkeypatch.setattr(modeling, "QUERY_CHUNK", 3)
+    for actual, same in zip(logits(), expected, strict=True):
+        torch.testing.assert_close(actual, same, **CLOSE)
+
+
+@pytest.mark.parametrize("case", ["alibi", "seqpe_bias_shared", "seqpe_bias_per_layer"])
+@torch.no_grad()
+def test_long_texts_attend_in_chunks(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, lengths = tiny_model(case), []
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+
+    def counted(q: torch.Tensor, k: torch.Tensor, *rest: object, **options: object) -> torch.Tensor:
+        lengths.append((q.shape[2], k.shape[2]))
+        return sdpa(q, k, *rest, **options)
+
+    monkeypatch.setattr(modeling, "QUERY_CHUNK", 8)
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", counted)
+    model(random_tokens(1, 20), use_cache=False)
+    assert lengths == [(8, 8), (8, 16), (4, 20)] * model.config.n_layer
+    lengths.clear()
+    look_ahead = torch.ones(1, 1, 20, 20, dtype=torch.bool)
+    model(random_tokens(1, 20), attention_mask=look_ahead, use_cache=False)
+    assert lengths == [(20, 20)] * model.config.n_layer  # the caller's own mask need not be causal
+
+
+@torch.no_grad()
+def test_scores_of_alibi_leave_no_denormal_probabilities() -> None:
+    """Intel's CPUs take a hundred times as long for numbers below the smallest normal one."""
+    encoding = build_position_encoding("alibi", 64, num_heads=8, causal=True)
+    stage, terms = encoding.make_stage(), encoding.encode(torch.arange(600).unsqueeze(-1))
+    mask = torch.ones(600, 600, dtype=torch.bool).tril()[None, None]
+
+    def probabilities(*lowest: float) -> torch.Tensor:
+        factors = stage.score_factors(terms, terms)
+        return modeling.add_scores_to_mask(factors, 8**-0.5, mask, torch.float32, *lowest).softmax(-1)
+
+    unlimited, limited = probabilities(), probabilities(stage.lowest_score)
+    smallest = torch.finfo(torch.float32).tiny
+    assert ((unlimited > 0) & (unlimited < smallest)).any()
+    assert not ((limited > 0) & (limited < smallest)).any()
+    torch.testing.assert_close(limited, unlimited, atol=1e-30, rtol=1e-6)
+
+
+@all_encodings
+@torch.no_grad()
 def test_context_far_beyond_training_runs(case: str) -> None:
     model, tokens = tiny_model(case), random_tokens(1, 200)
     full = model(tokens).logits
