@@ -60,6 +60,20 @@ class AttentionStage(nn.Module):
         Both change in one pass, (B, L, 2 * H * D): without gradients that costs next to nothing.
         """
 
+    @torch.jit.unused
+    def fold(self, bias: Tensor, terms: Tensor) -> Tuple[Optional[Tensor], Tensor]:
+        """What a stage that `overwrites` makes of the bias of a projection to q, k and v side by side.
+
+        Args:
+            bias: (3 * H * D).
+            terms: (L, T).
+
+        Returns:
+            A factor (L, 3 * H * D), None for 1, and a shift of that shape: (x W + bias), placed, is
+            x W * factor + shift.
+        """
+        raise AssertionError(f"{type(self).__name__} does not overwrite")
+
     def score_factors(self, terms_q: Tensor, terms_k: Tensor) -> Optional[Tuple[Tensor, Tensor]]:
         """Returns f_q (..., H, Lq, R) and f_k (..., H or 1, Lk, R) whose product is added to q k^T.
 
@@ -85,6 +99,12 @@ class MultiplyStage(AttentionStage):
         qk, terms = align_terms(qk, terms)
         qk.mul_(terms)
 
+    @torch.jit.unused
+    def fold(self, bias: Tensor, terms: Tensor) -> Tuple[Optional[Tensor], Tensor]:
+        factor = torch.ones_like(bias).repeat(terms.shape[0], 1)
+        self.place_in_(factor[:, : bias.shape[0] // 3 * 2], terms)
+        return factor, factor * bias
+
 
 class AddStage(AttentionStage):
     """AttnSum: (q + e_q) (k + e_k)^T."""
@@ -101,6 +121,12 @@ class AddStage(AttentionStage):
     def place_in_(self, qk: Tensor, terms: Tensor) -> None:
         qk, terms = align_terms(qk, terms)
         qk.add_(terms)
+
+    @torch.jit.unused
+    def fold(self, bias: Tensor, terms: Tensor) -> Tuple[Optional[Tensor], Tensor]:
+        shift = bias.repeat(terms.shape[0], 1)
+        self.place_in_(shift[:, : bias.shape[0] // 3 * 2], terms)
+        return None, shift
 
 
 class BiasStage(AttentionStage):

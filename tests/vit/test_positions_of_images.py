@@ -1,5 +1,6 @@
 """Where patches are: grid origins, sizes beyond training, limits, tables of inference, and objectives."""
 
+import copy
 import pickle
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -65,6 +66,40 @@ def test_queries_and_keys_are_overwritten_only_when_nobody_else_reads_them(
         torch.testing.assert_close(F.linear(heard[0][0], *attention.qkv.parameters()), heard[0][1])
     torch.testing.assert_close(overwritten, listened_to)
     torch.testing.assert_close(overwritten, model(x).detach())
+
+
+@pytest.mark.parametrize("multi_head", [True, False])
+@pytest.mark.parametrize("integration", ["mul", "sum"])
+@torch.no_grad()
+def test_positions_folded_into_the_projection_follow_its_weights(integration: str, multi_head: bool) -> None:
+    options = {"integration": integration, "multi_head": multi_head}
+    model, x = small_vit("seqpe", options), torch.cat([images(), images()])
+    attention = model.blocks[0].attn
+
+    def assert_equal_to_single_images() -> None:
+        single = torch.cat([model(picture.unsqueeze(0)) for picture in x])
+        torch.testing.assert_close(model(x), single, atol=1e-5, rtol=1e-5)
+
+    assert_equal_to_single_images()
+    kept = attention._kept_fold
+    assert kept is not None
+    model(x)
+    assert attention._kept_fold is kept
+    attention.qkv.bias.add_(1.0)
+    assert_equal_to_single_images()
+    model.position_encoding.projection[0].weight.mul_(2.0)
+    assert_equal_to_single_images()
+    assert "_kept_fold" not in "".join(model.state_dict())
+    assert copy.deepcopy(attention)._kept_fold is None
+
+
+@torch.no_grad()
+def test_positions_are_not_folded_under_autocast() -> None:
+    model, x = small_vit("seqpe", {"integration": "mul"}), torch.cat([images(), images()])
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = model(x)
+    assert model.blocks[0].attn._kept_fold is None
+    torch.testing.assert_close(rounded.float(), model(x), atol=0.1, rtol=0.1)
 
 
 @torch.no_grad()
