@@ -26,7 +26,9 @@ from seqpe_zoo.cpu_features import avoid_undescribed_tiles
 
 SECTIONS = {
     "core": "Position encoder",
-    "vit": "ViT-S against timm and transformers",
+    "vit:224": "ViT-S at 224 pixels against timm and transformers",
+    "vit:448": "ViT-S at 448 pixels against timm and transformers",
+    "vit:672": "ViT-S at 672 pixels against timm and transformers",
     "vit:cost": "ViT-S, what positions cost",
     "vit:training": "ViT-S, training steps",
     "vit:large": "ViT-S, large batches",
@@ -42,7 +44,10 @@ SECTIONS = {
     "training": "Our trainer against a loop by hand",
 }
 NOTES = {
-    "vit": "timm's rotary ViTs are of another class (Eva), whose layers are scaled.",
+    **dict.fromkeys(
+        ("vit:224", "vit:448", "vit:672"),
+        "timm's rotary ViTs are of another class (Eva), whose layers are scaled.",
+    ),
     "vit:cost": "A forward pass cannot show a cost of one percent on a shared machine, where the same model "
     'built twice ("a second time") differs as much. So one attention layer is timed, in hundreds of short '
     "pairs; brackets then hold the median with 95 percent. The pass is computed from that, from the share "

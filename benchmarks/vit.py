@@ -3,7 +3,6 @@
 Forward passes with warm tables at several resolutions and batch sizes, and training steps.
 """
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -35,10 +34,25 @@ OTHERS = (
 TRAINING_BAR = 1.15
 
 
-def run(full: bool) -> Iterator[Row]:
-    """Forward passes against plain timm; the short way takes fewer sizes, encodings and rounds."""
-    sizes, names = ((224, 448, 672), PEERS + OTHERS) if full else ((224,), (ROPE,))
-    for size, batch in itertools.product(sizes, (1, 8) if full else (8,)):
+def run_224(full: bool) -> Iterator[Row]:
+    """Forward passes against plain timm; the short way takes fewer encodings and rounds."""
+    return rows_of_size(224, full)
+
+
+def run_448(full: bool) -> Iterator[Row]:
+    """The same at twice the size, in a full run only."""
+    return rows_of_size(448, full) if full else iter(())
+
+
+def run_672(full: bool) -> Iterator[Row]:
+    """The same at three times the size, in a full run only."""
+    return rows_of_size(672, full) if full else iter(())
+
+
+def rows_of_size(size: int, full: bool) -> Iterator[Row]:
+    """Forward passes of one resolution, batch 1 and 8."""
+    names = PEERS + OTHERS if full else (ROPE,)
+    for batch in (1, 8) if full else (8,):
         rounds = rounds_for(size, batch, full)
         yield from forward_rows(size, batch, rounds, (*names, NOPE))
         # What has a bar is timed more often: three rounds can be off by a few percent.

@@ -56,7 +56,7 @@ def _add_own_commands(subparsers: Any) -> None:
     info.set_defaults(handler=_info)
     bench = subparsers.add_parser("bench", help="compare speed and memory with timm and transformers")
     bench.add_argument("--full", action="store_true", help="all sizes, more repetitions")
-    bench.add_argument("--only", nargs="+", metavar="SECTION", default=[], help="as core, vit, gpt2, startup")
+    bench.add_argument("--only", nargs="+", metavar="SECTION", default=[], help="as core, vit:224, gpt2")
     bench.set_defaults(handler=_bench)
 
 
