@@ -118,11 +118,14 @@ class HoldsStage:
         """
         own = self._modules
         stage, projection = own["stage"], own[self.projection]
-        if not stage.overwrites or is_traced(x) or x.shape[0] == 1:
+        if not stage.overwrites or self.training or is_traced(x) or x.shape[0] == 1:
             return None
-        if type(projection) is not nn.Linear or projection.bias is None:
+        if type(projection) is not nn.Linear:
             return None
         weight, bias = projection.weight, projection.bias
+        # Quantised or sharded weights are of other types, and a layer may have no bias.
+        if type(weight) is not nn.Parameter or type(bias) is not nn.Parameter:
+            return None
         is_plain = terms.ndim == 2 and x.dtype == weight.dtype == terms.dtype == torch.float32
         if not is_plain or x.device.type != "cpu" or terms.shape[0] * bias.shape[0] > LARGEST_FOLD:
             return None
