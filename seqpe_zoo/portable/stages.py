@@ -42,6 +42,8 @@ class AttentionStage(nn.Module):
         """Whether `score_factors` adds to the scores; then attention must know the positions of all keys."""
         self.overwrites = overwrites
         """Whether the stage is one operation per element, which `place_in_` does where q and k lie."""
+        self.folds_to_shift = False
+        """Whether `fold` gives no factor: then the shift serves as the bias of the product."""
         self.lowest_score = lowest_score
         """Scores, after scaling, that may be raised to this: nothing is attended to there.
 
@@ -61,15 +63,16 @@ class AttentionStage(nn.Module):
         """
 
     @torch.jit.unused
-    def fold(self, bias: Tensor, terms: Tensor) -> Tuple[Optional[Tensor], Tensor]:
-        """What a stage that `overwrites` makes of the bias of a projection to q, k and v side by side.
+    def fold(self, bias: Tensor, terms: Tensor, num_columns: int) -> Tuple[Optional[Tensor], Tensor]:
+        """What a stage that `overwrites` makes of the bias of a projection to q and k, or q, k and v.
 
         Args:
-            bias: (3 * H * D).
+            bias: (2 * H * D) or (3 * H * D), side by side.
             terms: (L, T).
+            num_columns: 2 * H * D, the columns of q and k.
 
         Returns:
-            A factor (L, 3 * H * D), None for 1, and a shift of that shape: (x W + bias), placed, is
+            A factor, None for 1, and a shift, each (L, columns of the bias): (x W + bias), placed, is
             x W * factor + shift.
         """
         raise AssertionError(f"{type(self).__name__} does not overwrite")
@@ -100,9 +103,9 @@ class MultiplyStage(AttentionStage):
         qk.mul_(terms)
 
     @torch.jit.unused
-    def fold(self, bias: Tensor, terms: Tensor) -> Tuple[Optional[Tensor], Tensor]:
+    def fold(self, bias: Tensor, terms: Tensor, num_columns: int) -> Tuple[Optional[Tensor], Tensor]:
         factor = torch.ones_like(bias).repeat(terms.shape[0], 1)
-        self.place_in_(factor[:, : bias.shape[0] // 3 * 2], terms)
+        self.place_in_(factor[:, :num_columns], terms)
         return factor, factor * bias
 
 
@@ -111,6 +114,7 @@ class AddStage(AttentionStage):
 
     def __init__(self, num_heads: int) -> None:
         super().__init__(overwrites=True)
+        self.folds_to_shift = True
         self.num_heads = num_heads
 
     def on_query_key(self, q: Tensor, k: Tensor, terms: Tensor) -> Tuple[Tensor, Tensor]:
@@ -123,9 +127,9 @@ class AddStage(AttentionStage):
         qk.add_(terms)
 
     @torch.jit.unused
-    def fold(self, bias: Tensor, terms: Tensor) -> Tuple[Optional[Tensor], Tensor]:
+    def fold(self, bias: Tensor, terms: Tensor, num_columns: int) -> Tuple[Optional[Tensor], Tensor]:
         shift = bias.repeat(terms.shape[0], 1)
-        self.place_in_(shift[:, : bias.shape[0] // 3 * 2], terms)
+        self.place_in_(shift[:, :num_columns], terms)
         return None, shift
 
 

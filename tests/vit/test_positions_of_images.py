@@ -69,9 +69,12 @@ def test_queries_and_keys_are_overwritten_only_when_nobody_else_reads_them(
 
 
 @pytest.mark.parametrize("multi_head", [True, False])
-@pytest.mark.parametrize("integration", ["mul", "sum"])
+@pytest.mark.parametrize(("integration", "in_cache"), [("mul", 2**22), ("mul", 0), ("sum", 2**22)])
 @torch.no_grad()
-def test_positions_folded_into_the_projection_follow_its_weights(integration: str, multi_head: bool) -> None:
+def test_positions_folded_into_the_projection_follow_its_weights(
+    integration: str, in_cache: int, multi_head: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vit_attention, "LARGEST_IN_CACHE", in_cache)
     options = {"integration": integration, "multi_head": multi_head}
     model, x = small_vit("seqpe", options), torch.cat([images(), images()])
     attention = model.blocks[0].attn
