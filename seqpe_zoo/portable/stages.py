@@ -48,7 +48,7 @@ class AttentionStage(nn.Module):
         """Scores, after scaling, that may be raised to this: nothing is attended to there.
 
         Scores that fall without end leave probabilities near the smallest of all numbers, with which Intel's
-        CPUs compute a hundred times more slowly.
+        CPUs compute far more slowly.
         """
 
     def on_query_key(self, q: Tensor, k: Tensor, terms: Tensor) -> Tuple[Tensor, Tensor]:

@@ -37,7 +37,7 @@ LARGEST_IN_CACHE = 2**22
 """Elements of q, k and v up to which AttnMul leaves v to a pass of its own.
 
 While all lie in the cache, reading a factor and a shift for v takes longer (measured on a CPU, ViT-S, 8
-images of 224 pixels: positions take 2.0 instead of 2.9 percent of a layer); from memory the second pass does.
+images of 224 pixels: positions take 2.5 instead of 3.0 percent of a layer); from memory the second pass does.
 """
 
 

@@ -256,7 +256,7 @@ def test_long_texts_attend_in_chunks(case: str, monkeypatch: pytest.MonkeyPatch)
 
 @torch.no_grad()
 def test_scores_of_alibi_leave_no_denormal_probabilities() -> None:
-    """Intel's CPUs take a hundred times as long for numbers below the smallest normal one."""
+    """Intel's CPUs take far longer for numbers below the smallest normal one."""
     encoding = build_position_encoding("alibi", 64, num_heads=8, causal=True)
     stage, terms = encoding.make_stage(), encoding.encode(torch.arange(600).unsqueeze(-1))
     mask = torch.ones(600, 600, dtype=torch.bool).tril()[None, None]
