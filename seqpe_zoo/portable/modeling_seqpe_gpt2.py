@@ -8,9 +8,10 @@ In training with labels the position objectives of the encoding, if it has any, 
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,9 +28,18 @@ from transformers.utils import can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from .attention import score_bias, widen_heads
+from .attention import widen_heads
 from .configuration_seqpe_gpt2 import SeqPEGPT2Config, build_text_encoding
 from .pe_base import PositionEncoding, PositionLosses, Prepared
+from .score_masks import (
+    ScorePlan,
+    add_scores,
+    attend_in_chunks,
+    fits_in_mask,
+    keys_before_chunks,
+    one_chunk,
+    scores_by_distance,
+)
 from .stages import AttentionStage
 from .text_positions import (
     TextPositions,
@@ -40,22 +50,6 @@ from .text_positions import (
     query_positions,
 )
 from .tracing import is_traced
-
-LARGEST_SCORE_MASK = 12 * 2048 * 2048
-"""Largest matrix of position scores, in elements, that sdpa gets as its mask; above it heads are widened.
-
-For factors as wide as a head: measured on a CPU, 12 heads of 64, attention over 1,024 tokens takes 1.1 times
-as long with scores in the mask (see `QUERY_CHUNK`) and 1.6 times in wider heads; over 2,048 tokens 1.3 and
-1.6 times, over 4,096 tokens 1.4 and 1.5 times. At 2,048 the visible half of the matrix takes 100 MB, once for
-all layers that share their projection; at 16,384 tokens it would take 6.5 GB.
-"""
-
-QUERY_CHUNK = 256
-"""Queries that attend at a time where scores are in a causal mask.
-
-The CPU's kernel visits all keys that it gets, hidden or not. In chunks, each of which gets the keys up to its
-last query, it does half as much: at 2,048 tokens 1.3 times the time without scores instead of 1.9 times.
-"""
 
 MASKING = ("eager", "sdpa")
 WIDENING = ("sdpa", "flex_attention", "flash_attention_2", "flash_attention_3", "flash_attention_4")
@@ -106,78 +100,6 @@ def eager_attention_forward(
     probabilities = nn.functional.softmax(scores, dim=-1).type(value.dtype)
     probabilities = nn.functional.dropout(probabilities, p=dropout, training=module.training)
     return torch.matmul(probabilities, value).transpose(1, 2), probabilities
-
-
-def add_scores_to_mask(
-    factors: tuple[Tensor, Tensor],
-    scaling: float,
-    mask: Tensor | None,
-    dtype: torch.dtype,
-    lowest_score: float = -math.inf,
-) -> Tensor:
-    """Multiplies position scores out and hides what the mask hides; returns (1 or B, H, Lq, Lk), additive."""
-    bias = score_bias(factors, scaling, factors[0].dtype)
-    bias = bias if bias.ndim == 4 else bias.unsqueeze(0)
-    is_ours = not torch.is_grad_enabled() and not is_traced()  # the matrix is large, and nobody else has it
-    if lowest_score > -math.inf:
-        bias = bias.clamp_(min=lowest_score) if is_ours else bias.clamp(min=lowest_score)
-    if torch.finfo(dtype).eps > torch.finfo(bias.dtype).eps:
-        bias = _relative_to_largest(bias, mask)
-    bias = bias.to(dtype)
-    if mask is None:
-        return bias
-    if mask.dtype != torch.bool:
-        return bias + mask
-    lowest = torch.finfo(dtype).min  # not minus infinity: the rows of padding would become NaN
-    if is_ours and mask.shape[0] <= bias.shape[0]:
-        return bias.masked_fill_(~mask, lowest)
-    return torch.where(mask, bias, lowest)
-
-
-def causal_chunks(length: int, before: int) -> Iterator[tuple[slice, int]]:
-    """Divides queries into chunks, each with the number of keys up to its last query.
-
-    Args:
-        length: number of queries.
-        before: number of keys before the first of them.
-    """
-    for start in range(0, length, QUERY_CHUNK):
-        stop = min(start + QUERY_CHUNK, length)
-        yield slice(start, stop), before + stop
-
-
-def add_scores(
-    factors: tuple[Tensor, Tensor],
-    scaling: float,
-    mask: Tensor | None,
-    dtype: torch.dtype,
-    lowest_score: float,
-    before: int | None,
-) -> Tensor | list[Tensor]:
-    """`add_scores_to_mask`; where `before` is known, for each of `causal_chunks`: half of the matrix."""
-    if before is None:
-        return add_scores_to_mask(factors, scaling, mask, dtype, lowest_score)
-    f_q, f_k = factors
-    masks = []
-    for asking, keys in causal_chunks(f_q.shape[-2], before):
-        visible = None if mask is None else mask[..., asking, :keys]
-        part = (f_q[..., asking, :], f_k[..., :keys, :])
-        masks.append(add_scores_to_mask(part, scaling, visible, dtype, lowest_score))
-    return masks
-
-
-def _relative_to_largest(bias: Tensor, mask: Tensor | None) -> Tensor:
-    """Subtracts from each row its largest visible score, which attention does not notice.
-
-    ALiBi's scores grow with the position of the key. Far into a text half precision rounds neighbours to one
-    number; relative to the nearest key they are small where they matter.
-    """
-    lowest = torch.finfo(bias.dtype).min
-    visible = bias
-    if mask is not None:
-        visible = torch.where(mask, bias, lowest) if mask.dtype == torch.bool else bias + mask
-    largest = visible.amax(dim=-1, keepdim=True)
-    return bias - largest.masked_fill(largest < lowest / 2, 0.0)  # but not where all is hidden
 
 
 class SeqPEGPT2Attention(nn.Module):
@@ -239,7 +161,7 @@ class SeqPEGPT2Attention(nn.Module):
         elif factors is not None:
             assert not isinstance(attention_mask, list)
             attention_mask = add_scores(
-                factors, self.scaling, attention_mask, q.dtype, self.stage.lowest_score, keys_before
+                self.stage, factors, self.scaling, attention_mask, q.dtype, keys_before
             )
         attend: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation, eager_attention_forward
@@ -251,12 +173,8 @@ class SeqPEGPT2Attention(nn.Module):
         }
         if isinstance(attention_mask, list):
             assert keys_before is not None
-            chunks, probabilities = causal_chunks(length, keys_before), None
-            attended = [
-                attend(self, q[:, :, asking], k[:, :, :keys], v[:, :, :keys], visible, **options)[0]
-                for (asking, keys), visible in zip(chunks, attention_mask, strict=True)
-            ]
-            output = torch.cat(attended, dim=1)
+            attend, probabilities = partial(attend, self, **options), None
+            output = attend_in_chunks(attend, q, k, v, attention_mask, keys_before)
         else:
             output, probabilities = attend(self, q, k, v, attention_mask, **options)
         output = output[..., : self.head_dim].reshape(batch, length, self.embed_dim)
@@ -301,18 +219,6 @@ class SeqPEGPT2Block(GradientCheckpointingLayer):
         attended, _ = self.attn(normed, past_key_values, attention_mask, terms, key_terms, **kwargs)
         hidden_states = hidden_states + attended
         return hidden_states + self.mlp(self.ln_2(hidden_states))
-
-
-class _Scores(NamedTuple):
-    """How a forward pass adds position scores; without any, all is as in GPT-2."""
-
-    keys: list[Tensor | None]
-    """Terms of all keys for each layer; None where the layer has nothing to add."""
-    widen: bool = False
-    shared: tuple[Tensor, Tensor] | None = None
-    """Factors that all layers share; they are merged into the mask before the first layer."""
-    keys_before: int | None = None
-    """Keys before the first query, where the mask is causal and queries attend in chunks."""
 
 
 def _keep_in_memory(encoding: PositionEncoding) -> None:
@@ -445,31 +351,14 @@ class SeqPEGPT2Model(SeqPEGPT2PreTrainedModel):
             prepared, losses = self._prepare_for_training(queries, inputs_embeds)
         else:
             prepared, losses = self._prepare(queries, device), None
-        scores = self._plan_scores(prepared, queries, past_key_values, attention_mask, inputs_embeds, kwargs)
-        hidden_states = self.drop(self.wpe.on_input(inputs_embeds, prepared.encoded))
-
         if hides_nothing(attention_mask, past_length + length):
             attention_mask = None  # so that one mask serves all rows
-        mask = create_causal_mask(
-            config=self.config,
-            inputs_embeds=inputs_embeds,
-            attention_mask=attention_mask,
-            past_key_values=past_key_values,
-            position_ids=packed,
-            allow_is_causal_skip=not self.has_scores or scores.widen or length == 1,
+        scores = self._plan_scores(
+            prepared, queries, past_key_values, attention_mask, packed, inputs_embeds, kwargs
         )
-        if scores.shared is not None:
-            mask = (
-                mask[:1] if mask is not None and mask.stride(0) == 0 else mask
-            )  # no padding: all rows equal
-            mask = add_scores(
-                scores.shared,
-                self.scaling,
-                mask,
-                hidden_states.dtype,
-                self.stage.lowest_score,
-                scores.keys_before,
-            )
+        hidden_states = self.drop(self.wpe.on_input(inputs_embeds, prepared.encoded))
+
+        mask = self._make_mask(scores, hidden_states, attention_mask, past_key_values, packed)
         for block, terms, key_terms in zip(self.h, prepared.layers, scores.keys, strict=True):
             hidden_states = block(
                 hidden_states,
@@ -513,12 +402,13 @@ class SeqPEGPT2Model(SeqPEGPT2PreTrainedModel):
         queries: TextPositions,
         past_key_values: Cache | None,
         attention_mask: Tensor | None,
+        packed: Tensor | None,
         inputs_embeds: Tensor,
         kwargs: dict[str, Any],
-    ) -> _Scores:
+    ) -> ScorePlan:
         """Decides how position scores get into attention, and prepares the positions of all keys for it."""
         if not self.has_scores:
-            return _Scores([None] * len(prepared.layers))
+            return ScorePlan([None] * len(prepared.layers))
         self._check_attention(kwargs)
         if attention_mask is not None and not isinstance(attention_mask, Tensor):
             raise ValueError(
@@ -537,38 +427,52 @@ class SeqPEGPT2Model(SeqPEGPT2PreTrainedModel):
         rows = max(terms.shape[0] if terms.ndim == 3 else 1 for terms in (first, prepared.layers[0]))
         factors = self.stage.score_factors(prepared.layers[0], first)
         assert factors is not None
-        before = self._keys_before_chunks(length, past_length, key_length, attention_mask, device)
         name, heads = self.config._attn_implementation, self.config.n_head
+        before = None
+        if name == "sdpa" and device.type == "cpu":
+            before = keys_before_chunks(length, past_length, key_length, attention_mask)
+        if before is not None and self.stage.by_distance and attention_mask is None and packed is None:
+            in_order = queries.start is not None and keys.start is not None
+            if in_order and is_shared and fits_in_mask(heads * one_chunk(length) * key_length):
+                nothing: list[Tensor | None] = [None] * len(of_keys.layers)
+                return ScorePlan(nothing, shared=factors, keys_before=before, by_distance=True)
         widen = name not in MASKING
         if name == "sdpa" and not is_traced():
-            # Without chunks, narrow factors cost less in wider heads than in a mask.
             share = 1.0 if before is not None else factors[0].shape[-1] / (self.config.n_embd // heads)
-            widen = rows * heads * length * key_length > LARGEST_SCORE_MASK * min(1.0, share)
+            widen = not fits_in_mask(rows * heads * length * key_length, share)
         if widen:
-            return _Scores(list(of_keys.layers), widen)
+            return ScorePlan(list(of_keys.layers), widen)
         if is_shared:
-            return _Scores([None] * len(of_keys.layers), shared=factors, keys_before=before)
-        return _Scores(list(of_keys.layers), keys_before=before)
+            return ScorePlan([None] * len(of_keys.layers), shared=factors, keys_before=before)
+        return ScorePlan(list(of_keys.layers), keys_before=before)
 
-    def _keys_before_chunks(
+    def _make_mask(
         self,
-        length: int,
-        past_length: int | Tensor,
-        key_length: int,
+        scores: ScorePlan,
+        hidden_states: Tensor,
         attention_mask: Tensor | None,
-        device: torch.device,
-    ) -> int | None:
-        """Returns the number of keys before the first query where queries should attend in chunks, else None.
-
-        Chunks are measured on CPUs, without gradients. A mask of four dimensions is the caller's own and need
-        not be causal, and a sliding cache has forgotten its first keys.
-        """
-        if self.config._attn_implementation != "sdpa" or device.type != "cpu" or length <= QUERY_CHUNK:
-            return None
-        if is_traced() or torch.is_grad_enabled() or not isinstance(past_length, int):
-            return None
-        is_causal = attention_mask is None or attention_mask.ndim == 2
-        return past_length if is_causal and key_length >= past_length + length else None
+        past_key_values: Cache | None,
+        packed: Tensor | None,
+    ) -> Tensor | list[Tensor] | None:
+        """The mask that layers share, with position scores where they share those; or one for each chunk."""
+        dtype = hidden_states.dtype
+        if scores.by_distance:
+            assert scores.shared is not None
+            assert scores.keys_before is not None
+            return scores_by_distance(self.stage, scores.shared, self.scaling, dtype, scores.keys_before)
+        mask: Tensor | None = create_causal_mask(
+            config=self.config,
+            inputs_embeds=hidden_states,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            position_ids=packed,
+            allow_is_causal_skip=not self.has_scores or scores.widen or hidden_states.shape[1] == 1,
+        )
+        if scores.shared is None:
+            return mask
+        if mask is not None and mask.stride(0) == 0:
+            mask = mask[:1]  # no padding: all rows are equal
+        return add_scores(self.stage, scores.shared, self.scaling, mask, dtype, scores.keys_before)
 
     def _check_attention(self, kwargs: dict[str, Any] | None = None) -> None:
         """Raises when the attention implementation cannot add the scores of this encoding."""

@@ -51,6 +51,7 @@ class LinearBiasStage(AttentionStage):
 
     def __init__(self, slopes: List[float]) -> None:
         super().__init__(has_scores=True, lowest_score=-80.0)
+        self.by_distance = True
         self.slopes = slopes
 
     def score_factors(self, terms_q: Tensor, terms_k: Tensor) -> Optional[Tuple[Tensor, Tensor]]:

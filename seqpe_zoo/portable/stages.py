@@ -44,6 +44,8 @@ class AttentionStage(nn.Module):
         """Whether the stage is one operation per element, which `place_in_` does where q and k lie."""
         self.folds_to_shift = False
         """Whether `fold` gives no factor: then the shift serves as the bias of the product."""
+        self.by_distance = False
+        """Whether scores depend only on how far query and key are from each other."""
         self.lowest_score = lowest_score
         """Scores, after scaling, that may be raised to this: nothing is attended to there.
 
@@ -63,17 +65,17 @@ class AttentionStage(nn.Module):
         """
 
     @torch.jit.unused
-    def fold(self, bias: Tensor, terms: Tensor, num_columns: int) -> Tuple[Optional[Tensor], Tensor]:
-        """What a stage that `overwrites` makes of the bias of a projection to q and k, or q, k and v.
+    def fold(self, bias: Tensor, terms: Tensor) -> Tuple[Optional[Tensor], Tensor]:
+        """What a stage that `overwrites` makes of the bias of a projection to q, k and v.
 
         Args:
-            bias: (2 * H * D) or (3 * H * D), side by side.
+            bias: (3 * H * D), side by side.
             terms: (L, T).
-            num_columns: 2 * H * D, the columns of q and k.
 
         Returns:
-            A factor, None for 1, and a shift, each (L, columns of the bias): (x W + bias), placed, is
-            x W * factor + shift.
+            A factor (L, 2 * H * D) and a shift likewise: queries and keys (x W + bias), placed, are x W *
+            factor + shift, and values are left to the caller. Or no factor, and a shift (L, 3 * H * D) of all
+            three: a stage that `folds_to_shift`.
         """
         raise AssertionError(f"{type(self).__name__} does not overwrite")
 
@@ -103,10 +105,11 @@ class MultiplyStage(AttentionStage):
         qk.mul_(terms)
 
     @torch.jit.unused
-    def fold(self, bias: Tensor, terms: Tensor, num_columns: int) -> Tuple[Optional[Tensor], Tensor]:
-        factor = torch.ones_like(bias).repeat(terms.shape[0], 1)
-        self.place_in_(factor[:, :num_columns], terms)
-        return factor, factor * bias
+    def fold(self, bias: Tensor, terms: Tensor) -> Tuple[Optional[Tensor], Tensor]:
+        of_query_key = bias[: bias.shape[0] // 3 * 2]
+        factor = torch.ones_like(of_query_key).repeat(terms.shape[0], 1)
+        self.place_in_(factor, terms)
+        return factor, factor * of_query_key
 
 
 class AddStage(AttentionStage):
@@ -127,9 +130,9 @@ class AddStage(AttentionStage):
         qk.add_(terms)
 
     @torch.jit.unused
-    def fold(self, bias: Tensor, terms: Tensor, num_columns: int) -> Tuple[Optional[Tensor], Tensor]:
+    def fold(self, bias: Tensor, terms: Tensor) -> Tuple[Optional[Tensor], Tensor]:
         shift = bias.repeat(terms.shape[0], 1)
-        self.place_in_(shift[:, :num_columns], terms)
+        self.place_in_(shift[:, : bias.shape[0] // 3 * 2], terms)
         return None, shift
 
 

@@ -29,16 +29,8 @@ LARGEST_KEPT_BIAS = 24 * 2**20
 
 
 LARGEST_FOLD = 2**21
-"""Largest factor, in elements, that a layer keeps to fold positions into its projection: ViT-S up to 680
-pixels, where its twelve layers then keep 200 MB."""
-
-
-LARGEST_IN_CACHE = 2**22
-"""Elements of q, k and v up to which AttnMul leaves v to a pass of its own.
-
-While all lie in the cache, reading a factor and a shift for v takes longer (measured on a CPU, ViT-S, 8
-images of 224 pixels: positions take 2.5 instead of 3.0 percent of a layer); from memory the second pass does.
-"""
+"""Largest product of tokens and columns of the projection for which a layer keeps positions folded into it:
+ViT-S up to 680 pixels, where its twelve layers then keep 130 MB."""
 
 
 class _Fold(NamedTuple):
@@ -47,9 +39,15 @@ class _Fold(NamedTuple):
     terms: Tensor
     bias: Tensor
     version: int
-    with_values: bool
     factor: Optional[Tensor]
     shift: Tensor
+
+
+def _is_plain_linear(layer: nn.Module) -> bool:
+    """Whether a layer is a product and a bias; quantised or sharded weights are of types of their own."""
+    if type(layer) is not nn.Linear:
+        return False
+    return type(layer.weight) is nn.Parameter and type(layer.bias) is nn.Parameter
 
 
 class HoldsStage:
@@ -118,50 +116,6 @@ class HoldsStage:
         return True
 
     @torch.jit.unused
-    def _project_and_place(self, x: Tensor, terms: Tensor) -> Optional[Tensor]:
-        """The projection of x with positions folded into its bias; None where that is not possible.
-
-        A pass over queries and keys that only places positions takes two or three percent of the layer on a
-        CPU. Folded, AttnSum has no such pass, and AttnMul one that adds the bias too, which the product then
-        leaves out. Factor and shift are read from memory: for a single image that costs more than it saves.
-        """
-        own = self._modules
-        stage, projection = own["stage"], own[self.projection]
-        if not stage.overwrites or self.training or is_traced(x) or x.shape[0] == 1:
-            return None
-        if type(projection) is not nn.Linear:
-            return None
-        weight, bias = projection.weight, projection.bias
-        # Quantised or sharded weights are of other types, and a layer may have no bias.
-        if type(weight) is not nn.Parameter or type(bias) is not nn.Parameter:
-            return None
-        is_plain = terms.ndim == 2 and x.dtype == weight.dtype == terms.dtype == torch.float32
-        if not is_plain or x.device.type != "cpu" or terms.shape[0] * bias.shape[0] > LARGEST_FOLD:
-            return None
-        if not self._owns_query_key(x) or torch.is_autocast_enabled("cpu"):
-            return None
-        kept = self._kept_fold  # read once: another thread may replace it
-        version = 0 if bias.is_inference() else bias._version
-        (batch, length, width), columns = x.shape, bias.shape[0]
-        with_values = stage.folds_to_shift or batch * length * columns > LARGEST_IN_CACHE
-        known = kept is not None and kept.terms is terms and kept.bias is bias and kept.version == version
-        if kept is None or not known or kept.with_values != with_values:
-            folded = bias if with_values else bias[: columns // 3 * 2]
-            with torch.inference_mode(False), torch.no_grad():
-                factor, shift = stage.fold(folded, terms, columns // 3 * 2)
-            self._kept_fold = kept = _Fold(terms, bias, version, with_values, factor, shift)
-        if kept.factor is None:
-            placed = x.new_empty(batch, length, columns).copy_(kept.shift)
-            placed.view(-1, columns).addmm_(x.reshape(-1, width), weight.t())
-            return placed
-        placed = F.linear(x, weight)
-        part = placed[..., : kept.shift.shape[-1]]
-        torch.addcmul(kept.shift, part, kept.factor, out=part)
-        if not with_values:
-            placed[..., columns // 3 * 2 :].add_(bias[columns // 3 * 2 :])
-        return placed
-
-    @torch.jit.unused
     def _owns_query_key(self, x: Tensor) -> bool:
         """Whether nobody else reads queries and keys before positions are in them.
 
@@ -218,12 +172,81 @@ class PositionAttention(HoldsStage, Attention):
         gate = self.gate(x).sigmoid() if self.gate is not None else None
         placed: Optional[Tensor] = None
         if not torch.jit.is_scripting():
-            placed = self._project_and_place(x, terms)
+            placed = self._project_and_place(x, terms, attn_mask is not None)
         qkv = self.qkv(x) if placed is None else placed
         x = self.norm(self.attend_with_positions(qkv, terms, attn_mask, is_causal, placed is not None))
         if gate is not None:
             x = x * gate
-        return self.proj_drop(self.proj(x))
+        if placed is None or self.stage.folds_to_shift:
+            return self.proj_drop(self.proj(x))
+        return self.proj_drop(self._project_with_owed_bias(x))
+
+    @torch.jit.unused
+    def _project_and_place(self, x: Tensor, terms: Tensor, is_masked: bool) -> Optional[Tensor]:
+        """The projection of x with positions folded into its bias; None where that is not possible.
+
+        A pass over queries and keys that only places positions takes two or three percent of the layer on a
+        CPU. Folded, AttnSum has no such pass, and AttnMul one that adds the bias too, which the product then
+        leaves out. Factor and shift are read from memory: for a single image that costs more than it saves.
+
+        Args:
+            x: (B, L, C).
+            terms: (L, T).
+            is_masked: whether attention gets a mask, which may hide all keys of a query.
+
+        Returns:
+            (B, L, 3 * C); without the bias of values, which is to be added after attention, unless the stage
+            `folds_to_shift`.
+        """
+        own = self._modules
+        stage, projection = own["stage"], own["qkv"]
+        if not stage.overwrites or self.training or is_traced(x) or x.shape[0] == 1:
+            return None
+        if not _is_plain_linear(projection) or not (
+            stage.folds_to_shift or (not is_masked and self._can_owe_bias())
+        ):
+            return None
+        weight, bias = projection.weight, projection.bias
+        is_plain = terms.ndim == 2 and x.dtype == weight.dtype == terms.dtype == torch.float32
+        if not is_plain or x.device.type != "cpu" or terms.shape[0] * bias.shape[0] > LARGEST_FOLD:
+            return None
+        if not self._owns_query_key(x) or torch.is_autocast_enabled("cpu"):
+            return None
+        kept = self._kept_fold  # read once: another thread may replace it
+        version = 0 if bias.is_inference() else bias._version
+        (batch, length, width), columns = x.shape, bias.shape[0]
+        if kept is None or kept.terms is not terms or kept.bias is not bias or kept.version != version:
+            with torch.inference_mode(False), torch.no_grad():
+                factor, shift = stage.fold(bias, terms)
+            self._kept_fold = kept = _Fold(terms, bias, version, factor, shift)
+        if kept.factor is None:
+            placed = x.new_empty(batch, length, columns).copy_(kept.shift)
+            placed.view(-1, columns).addmm_(x.reshape(-1, width), weight.t())
+            return placed
+        placed = F.linear(x, weight)
+        query_key = placed[..., : kept.shift.shape[-1]]
+        torch.addcmul(kept.shift, query_key, kept.factor, out=query_key)
+        return placed
+
+    @torch.jit.unused
+    def _can_owe_bias(self) -> bool:
+        """Whether v's bias may be added after attention: what lies in between must not notice.
+
+        Probabilities sum to one, so that a bias of all values is a bias of what they are averaged to, and the
+        output projection makes one of its own bias of it. That saves a pass over all values.
+        """
+        own = self._modules
+        output, norm = own["proj"], own["norm"]
+        if not self.fused_attn or own.get("gate") is not None or not _is_plain_linear(output):
+            return False
+        is_seen = output._forward_hooks or output._forward_pre_hooks or norm._forward_hooks
+        return isinstance(norm, nn.Identity) and not (is_seen or norm._forward_pre_hooks)
+
+    @torch.jit.unused
+    def _project_with_owed_bias(self, x: Tensor) -> Tensor:
+        # Computed in each pass: it takes microseconds, and what is not kept need not be watched for changes.
+        owed = self.qkv.bias[self.qkv.out_features // 3 * 2 :]
+        return F.linear(x, self.proj.weight, torch.addmv(self.proj.bias, self.proj.weight, owed))
 
 
 class PositionBlock(Block):

@@ -4,8 +4,8 @@ import pytest
 import torch
 from transformers import DynamicCache, StaticCache
 
-import seqpe_zoo.portable.modeling_seqpe_gpt2 as modeling
 from seqpe_zoo import build_position_encoding
+from seqpe_zoo.portable import score_masks
 from seqpe_zoo.portable.modeling_seqpe_gpt2 import SeqPEGPT2LMHeadModel, SeqPEGPT2Model
 from seqpe_zoo.portable.pe_alibi import alibi_slopes
 from tests.gpt2.cases import ENCODINGS, pad_left, random_tokens, tiny_config, tiny_model
@@ -208,7 +208,7 @@ def test_all_roads_of_attention_agree(case: str, monkeypatch: pytest.MonkeyPatch
     model, (tokens, mask) = tiny_model(case), pad_left(random_tokens(2, 12), [0, 4])
     shown = mask.bool()
     expected = model(tokens, attention_mask=mask).logits[shown]
-    monkeypatch.setattr(modeling, "LARGEST_SCORE_MASK", 0)
+    monkeypatch.setattr(score_masks, "LARGEST_SCORE_MASK", 0)
     torch.testing.assert_close(model(tokens, attention_mask=mask).logits[shown], expected, **CLOSE)
     torch.testing.assert_close(model(tokens).logits[0], model(tokens[:1], attention_mask=mask[:1]).logits[0])
     steps = step_by_step(model, tokens, None, mask)
@@ -229,9 +229,56 @@ def test_queries_in_chunks_see_what_they_see_at_once(case: str, monkeypatch: pyt
         return [at_once, later[mask[:, 4:].bool()], model(tokens).logits]
 
     expected = logits()
-    monkeypatch.setattr(modeling, "QUERY_CHUNK", 3)
+    monkeypatch.setattr(score_masks, "QUERY_CHUNK", 3)
     for actual, same in zip(logits(), expected, strict=True):
         torch.testing.assert_close(actual, same, **CLOSE)
+
+
+@pytest.mark.parametrize("start", [0, 7])
+@pytest.mark.parametrize("before", [0, 5])
+@torch.no_grad()
+def test_one_chunk_of_alibi_holds_the_scores_of_all(
+    start: int, before: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, tokens = tiny_model("alibi"), random_tokens(2, 22)
+    places = torch.arange(start, start + 22).unsqueeze(0)
+    expected = model(tokens, position_ids=places, use_cache=False).logits
+    sizes = []
+    original = score_masks.add_scores_to_mask
+
+    def counted(factors: tuple[torch.Tensor, torch.Tensor], *rest: object) -> torch.Tensor:
+        sizes.append((factors[0].shape[-2], factors[1].shape[-2]))
+        return original(factors, *rest)
+
+    monkeypatch.setattr(score_masks, "QUERY_CHUNK", 4)
+    monkeypatch.setattr(score_masks, "add_scores_to_mask", counted)
+    cache = DynamicCache(config=model.config)
+    if before:
+        model(tokens[:, :before], position_ids=places[:, :before], past_key_values=cache, use_cache=True)
+        sizes.clear()
+    later = model(tokens[:, before:], position_ids=places[:, before:], past_key_values=cache)
+    torch.testing.assert_close(later.logits, expected[:, before:], **CLOSE)
+    assert sizes == [(4, 22)]
+
+
+@pytest.mark.parametrize("hides", ["padding", "gaps", "texts"])
+@torch.no_grad()
+def test_alibi_counts_distances_only_in_one_unbroken_text(
+    hides: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, tokens = tiny_model("alibi"), random_tokens(2, 12)
+    tokens, mask = pad_left(tokens, [0, 4])
+    places = {
+        "gaps": [0, 2, 5, 9, 30, 31, 32, 33, 34, 35, 36, 90],
+        "texts": [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 6],
+    }
+    arguments = {"attention_mask": mask}
+    if hides != "padding":
+        arguments = {"position_ids": torch.tensor([places[hides]]), "use_cache": False}
+    expected = model(tokens, **arguments).logits
+    monkeypatch.setattr(score_masks, "QUERY_CHUNK", 4)
+    shown = mask.bool() if hides == "padding" else torch.ones_like(mask).bool()
+    torch.testing.assert_close(model(tokens, **arguments).logits[shown], expected[shown], **CLOSE)
 
 
 @pytest.mark.parametrize("case", ["alibi", "seqpe_bias_shared", "seqpe_bias_per_layer"])
@@ -244,7 +291,7 @@ def test_long_texts_attend_in_chunks(case: str, monkeypatch: pytest.MonkeyPatch)
         lengths.append((q.shape[2], k.shape[2]))
         return sdpa(q, k, *rest, **options)
 
-    monkeypatch.setattr(modeling, "QUERY_CHUNK", 8)
+    monkeypatch.setattr(score_masks, "QUERY_CHUNK", 8)
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", counted)
     model(random_tokens(1, 20), use_cache=False)
     assert lengths == [(8, 8), (8, 16), (4, 20)] * model.config.n_layer
@@ -263,7 +310,7 @@ def test_scores_of_alibi_leave_no_denormal_probabilities() -> None:
 
     def probabilities(*lowest: float) -> torch.Tensor:
         factors = stage.score_factors(terms, terms)
-        return modeling.add_scores_to_mask(factors, 8**-0.5, mask, torch.float32, *lowest).softmax(-1)
+        return score_masks.add_scores_to_mask(factors, 8**-0.5, mask, torch.float32, *lowest).softmax(-1)
 
     unlimited, limited = probabilities(), probabilities(stage.lowest_score)
     smallest = torch.finfo(torch.float32).tiny
@@ -301,7 +348,7 @@ def test_half_precision_tells_neighbours_apart_far_into_a_text(autocast: bool, h
         )
     factors = encoding.make_stage().score_factors(terms[-1:], terms)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
-        scores = modeling.add_scores_to_mask(factors, 8**-0.5, mask, torch.bfloat16)
+        scores = score_masks.add_scores_to_mask(factors, 8**-0.5, mask, torch.bfloat16)
     assert scores.dtype == torch.bfloat16
     nearest = scores[0, :, 0, shown - 8 : shown].float()
     slopes = torch.tensor(alibi_slopes(heads)).unsqueeze(1)

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from seqpe_zoo.convert.authors import gpt2_state_dict_from_authors
+from seqpe_zoo.portable import score_masks
 from seqpe_zoo.portable.configuration_seqpe_gpt2 import SeqPEGPT2Config
 from seqpe_zoo.portable.modeling_seqpe_gpt2 import SeqPEGPT2LMHeadModel
 
@@ -114,7 +115,7 @@ def test_parity_of_logits_at_training_length_and_longer(fixture: Fixture, attent
 
 
 def test_parity_of_logits_with_wide_heads(fixture: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(SeqPEGPT2LMHeadModel.forward.__globals__, "LARGEST_SCORE_MASK", 0)
+    monkeypatch.setattr(score_masks, "LARGEST_SCORE_MASK", 0)
     for length in fixture.lengths():
         logits = fixture.model(fixture.tensors[f"input_ids_{length}"]).logits
         torch.testing.assert_close(logits, fixture.tensors[f"logits_{length}"], **TOLERANCE)

@@ -69,12 +69,9 @@ def test_queries_and_keys_are_overwritten_only_when_nobody_else_reads_them(
 
 
 @pytest.mark.parametrize("multi_head", [True, False])
-@pytest.mark.parametrize(("integration", "in_cache"), [("mul", 2**22), ("mul", 0), ("sum", 2**22)])
+@pytest.mark.parametrize("integration", ["mul", "sum"])
 @torch.no_grad()
-def test_positions_folded_into_the_projection_follow_its_weights(
-    integration: str, in_cache: int, multi_head: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(vit_attention, "LARGEST_IN_CACHE", in_cache)
+def test_positions_folded_into_the_projection_follow_its_weights(integration: str, multi_head: bool) -> None:
     options = {"integration": integration, "multi_head": multi_head}
     model, x = small_vit("seqpe", options), torch.cat([images(), images()])
     attention = model.blocks[0].attn
@@ -90,6 +87,9 @@ def test_positions_folded_into_the_projection_follow_its_weights(
     assert attention._kept_fold is kept
     attention.qkv.bias.add_(1.0)
     assert_equal_to_single_images()
+    attention.proj.weight.data.mul_(2.0)  # as adapters are merged, which no version tells
+    attention.proj.bias.data.add_(1.0)
+    assert_equal_to_single_images()
     model.position_encoding.projection[0].weight.mul_(2.0)
     assert_equal_to_single_images()
     assert "_kept_fold" not in "".join(model.state_dict())
@@ -103,6 +103,37 @@ def test_positions_are_not_folded_under_autocast() -> None:
         rounded = model(x)
     assert model.blocks[0].attn._kept_fold is None
     torch.testing.assert_close(rounded.float(), model(x), atol=0.1, rtol=0.1)
+
+
+@pytest.mark.parametrize("listener", ["proj", "norm", "mask", "gate", "scores"])
+@torch.no_grad()
+def test_the_bias_of_values_is_left_out_only_when_nobody_sees_attended_values(listener: str) -> None:
+    """AttnMul adds it after attention, in the output projection."""
+    model, x = small_vit("seqpe", {"integration": "mul"}), torch.randn(2, 5, 32)
+    attention, terms = model.blocks[0].attn, torch.rand(5, 64)
+    heard: list[torch.Tensor] = []
+    mask = None
+    attention.qkv.bias.normal_()
+    expected = torch.cat([attention(picture.unsqueeze(0), terms) for picture in x])
+    torch.testing.assert_close(attention(x, terms), expected)
+    assert attention._kept_fold is not None
+    attention._kept_fold = None
+    if listener == "mask":
+        mask = torch.ones(5, 5, dtype=torch.bool)
+    elif listener == "gate":
+        attention.gate = nn.Linear(32, 32)
+        expected = torch.cat([attention(picture.unsqueeze(0), terms) for picture in x])
+    elif listener == "scores":
+        attention.fused_attn = False
+    else:
+        layer = getattr(attention, listener)
+        layer.register_forward_pre_hook(lambda _, inputs: heard.append(inputs[0]))
+    torch.testing.assert_close(attention(x, terms, mask), expected)
+    assert attention._kept_fold is None
+    if heard:
+        single = [attention(picture.unsqueeze(0), terms) for picture in x]
+        assert len(single) == len(heard) - 1
+        torch.testing.assert_close(heard[0], torch.cat(heard[1:]))
 
 
 @torch.no_grad()
