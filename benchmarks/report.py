@@ -90,9 +90,9 @@ def write_section(title: str, rows: list[Row], origin: str, target: Path) -> Non
         lines.append(f"| {row.what} | {row.measured} | {row.bar} | {reached} |")
     head = (
         "# Benchmark results\n\nMedians of ratios, [lowest to highest], over rounds in which the machine "
-        "was quiet (`timing.py` says how they are known). A bar is judged by the median of three such rounds "
-        "or more; of fewer only when all lie on one side of it. "
-        "The allocator keeps freed memory (`KEEP_MEMORY` in `run.py` says why)."
+        "was quiet; time that its host gave to others does not count (`timing.py` says how both are known). "
+        "A bar is judged by the median of three such rounds or more; of fewer only when all lie on one side "
+        "of it. The allocator keeps freed memory (`KEEP_MEMORY` in `run.py` says why)."
     )
     sections = target.read_text().strip().split("\n\n## ")[1:] if target.exists() else []
     bodies = {section.splitlines()[0]: f"## {section}" for section in sections}

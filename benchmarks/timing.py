@@ -1,12 +1,15 @@
 """How we measure: every timing stands between two of the baseline, because the machine is shared.
 
 A candidate's ratio in a round is its time over the mean of the baseline's times just before and just after.
-Where those two differ by more than `STABLE` something else used the machine meanwhile, and the round is left
-out. What is reported is the median of the ratios that count; absolute times are only context.
+Seconds that the host of a virtual machine gave to others while we wanted to run, which Linux counts as steal,
+are taken off first. Where the two times of the baseline differ by more than `STABLE` something else used the
+machine meanwhile, and the round is left out. What is reported is the median of the ratios that count;
+absolute times are only context.
 """
 
 import gc
 import math
+import os
 import resource
 import statistics
 import time
@@ -34,8 +37,11 @@ class Ratio:
     """Where the true median lies with 95 percent, by the order of the ratios; wide when there are few."""
 
 
-SHORTEST = 0.25
+SHORTEST = 0.5
 """Seconds that a timing should last at least: faster functions are called several times in it."""
+
+SHORTEST_CORRECTED = 0.25
+"""Seconds from which on steal is taken off; Linux counts it in hundredths of a second."""
 
 STABLE = 0.10
 """By how much the two baseline timings around a candidate's may differ, as a share of the smaller."""
@@ -86,10 +92,25 @@ def compare(
 def _seconds(function: Callable[[], object], calls: int) -> float:
     """Seconds of one call, the mean of several."""
     gc.collect()
-    begin = time.perf_counter()
+    stolen, begin = stolen_seconds(), time.perf_counter()
     for _ in range(calls):
         function()
-    return (time.perf_counter() - begin) / calls
+    elapsed = time.perf_counter() - begin
+    if elapsed >= SHORTEST_CORRECTED:
+        elapsed -= min(stolen_seconds() - stolen, elapsed / 2)
+    return elapsed / calls
+
+
+def stolen_seconds() -> float:
+    """Seconds since the start in which this machine's host gave its processors to others.
+
+    All processors together: threads wait for each other, so what one loses all lose.
+    """
+    counters = Path("/proc/stat")
+    if not counters.exists():
+        return 0.0
+    fields = counters.read_text().split(maxsplit=9)
+    return int(fields[8]) / os.sysconf("SC_CLK_TCK") if len(fields) > 8 else 0.0
 
 
 def _quiet(timings: Sequence[tuple[float, float, float]]) -> list[tuple[float, float, float]]:

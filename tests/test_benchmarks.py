@@ -17,6 +17,7 @@ class Clock:
 
     def __init__(self) -> None:
         self.now = 0.0
+        self.stolen = 0.0
 
     def takes(self, *seconds: float) -> Callable[[], None]:
         """Returns a function that takes so many seconds, call by call; the last number from then on."""
@@ -32,6 +33,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    monkeypatch.setattr(timing, "stolen_seconds", lambda: clock.stolen)
     return clock
 
 
@@ -41,6 +43,22 @@ def test_a_ratio_is_against_the_baseline_before_and_after(clock: Clock) -> None:
     (ratio,) = compare({"plain": plain, "ours": clock.takes(9.0, 1.3)}, "plain", rounds=3)
     assert (ratio.lowest, ratio.median, ratio.highest) == pytest.approx((1.25, 1.25, 1.3))
     assert (ratio.rounds, ratio.stable, ratio.seconds) == (3, True, pytest.approx(1.3))
+
+
+def test_time_that_the_host_gave_to_others_does_not_count(clock: Clock) -> None:
+    work = clock.takes(2.0)
+
+    def disturbed() -> None:
+        work()
+        clock.stolen += 0.5
+
+    (ratio,) = compare({"plain": clock.takes(1.0), "ours": disturbed}, "plain", rounds=3)
+    assert ratio.median == pytest.approx(1.5)
+
+
+def test_the_clock_of_lost_time_is_linux_own() -> None:
+    first = timing.stolen_seconds()
+    assert 0.0 <= first <= timing.stolen_seconds()
 
 
 def test_disturbed_rounds_do_not_count_and_are_made_up_for(clock: Clock) -> None:
