@@ -30,6 +30,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .attention import widen_heads
 from .configuration_seqpe_gpt2 import SeqPEGPT2Config, build_text_encoding
+from .offloading import keep_in_memory
 from .pe_base import PositionEncoding, PositionLosses, Prepared
 from .score_masks import (
     ScorePlan,
@@ -221,21 +222,6 @@ class SeqPEGPT2Block(GradientCheckpointingLayer):
         return hidden_states + self.mlp(self.ln_2(hidden_states))
 
 
-def _keep_in_memory(encoding: PositionEncoding) -> None:
-    """Loads weights that accelerate keeps on disk, for good.
-
-    It would load them for each call of `forward`; encodings are called by other methods too, and keep tables.
-    """
-    if not any(parameter.is_meta for parameter in encoding.parameters()):
-        return
-    for part in encoding.modules():
-        hook = getattr(part, "_hf_hook", None)
-        for single in getattr(hook, "hooks", [hook]):
-            if getattr(single, "offload", False):
-                single.pre_forward(part)
-                single.offload = False
-
-
 class SeqPEGPT2PreTrainedModel(PreTrainedModel):
     """Base of the models: what transformers must know of them, and how weights start."""
 
@@ -346,7 +332,7 @@ class SeqPEGPT2Model(SeqPEGPT2PreTrainedModel):
         packed = None
         if attention_mask is None and position_ids is not None and past_key_values is None:
             packed = packed_positions(position_ids)
-        _keep_in_memory(self.wpe)
+        keep_in_memory(self.wpe)
         if return_position_losses and self.wpe.has_training_objectives():
             prepared, losses = self._prepare_for_training(queries, inputs_embeds)
         else:

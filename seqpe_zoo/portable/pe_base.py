@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Dict, FrozenSet, Iterable, List, NamedTuple, O
 import torch
 from torch import Tensor, nn
 
+from .offloading import keep_in_memory
 from .positions import grid_positions
 from .precision import without_autocast
 from .stages import AttentionStage
@@ -266,6 +267,8 @@ class PositionEncoding(nn.Module):
     def _compute_grid(
         self, size: Sequence[int], origin: Sequence[int], num_prefix: int, device: Optional[torch.device]
     ) -> Prepared:
+        if not is_traced():
+            keep_in_memory(self)
         for cells, first in zip(size, origin):
             if isinstance(cells, int):
                 self.check_size(first + cells - 1)

@@ -44,8 +44,12 @@ class _Fold(NamedTuple):
 
 
 def _is_plain_linear(layer: nn.Module) -> bool:
-    """Whether a layer is a product and a bias; quantised or sharded weights are of types of their own."""
-    if type(layer) is not nn.Linear:
+    """Whether a layer is a product and a bias, and does nothing else when it is called.
+
+    Quantised or sharded weights are of types of their own; accelerate replaces `forward` where it has moved
+    weights away.
+    """
+    if type(layer) is not nn.Linear or "forward" in layer.__dict__:
         return False
     return type(layer.weight) is nn.Parameter and type(layer.bias) is nn.Parameter
 
@@ -202,9 +206,9 @@ class PositionAttention(HoldsStage, Attention):
         stage, projection = own["stage"], own["qkv"]
         if not stage.overwrites or self.training or is_traced(x) or x.shape[0] == 1:
             return None
-        if not _is_plain_linear(projection) or not (
-            stage.folds_to_shift or (not is_masked and self._can_owe_bias())
-        ):
+        if not _is_plain_linear(projection):
+            return None
+        if not stage.folds_to_shift and (is_masked or not self._can_owe_bias()):
             return None
         weight, bias = projection.weight, projection.bias
         is_plain = terms.ndim == 2 and x.dtype == weight.dtype == terms.dtype == torch.float32

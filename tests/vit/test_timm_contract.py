@@ -4,6 +4,7 @@ import copy
 import pickle
 from typing import Any
 
+import accelerate
 import pytest
 import timm
 import torch
@@ -83,6 +84,17 @@ def test_model_built_on_the_meta_device_loads(name: str, options: dict[str, Any]
     x = images()
     with torch.no_grad():
         assert torch.equal(hollow(x), model(x))
+
+
+@encodings
+def test_model_whose_weights_accelerate_moved_away(name: str, options: dict[str, Any]) -> None:
+    model, x = small_vit(name, options), images()
+    with torch.no_grad():
+        expected = model(x)
+        moved = accelerate.cpu_offload(copy.deepcopy(model), torch.device("cpu"))
+        assert moved.blocks[0].attn.qkv.weight.is_meta
+        for _ in range(2):
+            torch.testing.assert_close(moved(x), expected)
 
 
 @pytest.mark.parametrize("name", NAMES_2D)

@@ -90,6 +90,26 @@ def test_saved_models_load_through_auto_classes(name: str, options: dict[str, An
     assert [tuple(hidden.shape) for hidden in outputs.hidden_states] == [(2, 17, 32)] * 3
 
 
+@pytest.mark.parametrize("integration", ["mul", "sum", "bias"])
+@pytest.mark.parametrize("places", ["auto", "blocks on disk", "positions on disk"])
+@torch.no_grad()
+def test_device_map(integration: str, places: str, tmp_path: Path) -> None:
+    model, x = tiny_classifier("seqpe", {"integration": integration}).eval(), images()
+    model.save_pretrained(tmp_path / "model")
+    devices: Any = "auto"
+    if places != "auto":
+        parts = [f"vit.{name}" for name, _ in model.vit.named_children() if name != "blocks"]
+        devices = dict.fromkeys([*parts, "vit.cls_token", "vit.blocks.0"], "cpu")
+        devices |= {f"vit.blocks.{number}": "disk" for number in range(1, len(model.vit.blocks))}
+    if places == "positions on disk":
+        devices["vit.position_encoding"] = "disk"
+    loaded = SeqPEViTForImageClassification.from_pretrained(
+        tmp_path / "model", device_map=devices, offload_folder=tmp_path / "disk"
+    )
+    for _ in range(2):
+        torch.testing.assert_close(loaded(x).logits, model(x).logits)
+
+
 def test_model_is_the_timm_model() -> None:
     model = tiny_classifier("seqpe", num_register_tokens=2, global_pool="avg", vit_args={"init_values": 0.5})
     twin = timm.create_model("vit_small_patch16_pe_224", **model.config.vit_arguments(), num_classes=5).eval()
