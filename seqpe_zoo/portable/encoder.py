@@ -67,7 +67,7 @@ class PositionEncoder(nn.Module):
         temperature: float = 1.0,
         mask_padding: bool = False,
         allow_absent: bool = False,
-        chunk_size: int = 1024,
+        chunk_size: int = 2048,
     ) -> None:
         super().__init__()
         self.base, self.num_digits, self.num_dims = base, num_digits, num_dims

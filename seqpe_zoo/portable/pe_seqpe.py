@@ -111,7 +111,7 @@ class SeqPEOptions:
     bias_scale: float = 1.0
     projection_init: str = "release"
     extrapolation: str = "extend"
-    chunk_size: int = 1024
+    chunk_size: int = 2048
     distance_weight: float = 0.1
     ood_weight: float = 0.1
     shift_probability: float = 0.1

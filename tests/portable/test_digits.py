@@ -40,6 +40,17 @@ def test_digits_round_trip_in_any_base(data):
     assert torch.equal(digits_to_positions(digits, base, num_digits), positions)
 
 
+@pytest.mark.parametrize(
+    ("base", "num_digits"), [(2, 22), (3, 13), (7, 7), (10, 6), (10, 7), (100, 3), (2047, 2), (2048, 2)]
+)
+def test_division_by_floats_is_exact_for_every_number(base, num_digits):
+    numbers = torch.arange(min(base**num_digits, 2**22)).unsqueeze(-1)
+    digits = positions_to_digits(numbers, base, num_digits)
+    assert digits.dtype == torch.long
+    assert 0 <= digits.min() <= digits.max() < base
+    assert torch.equal(digits_to_positions(digits, base, num_digits), numbers)
+
+
 def test_digits_keep_leading_axes():
     assert positions_to_digits(torch.zeros(2, 3, 2, dtype=torch.long), 10, 4).shape == (2, 3, 8)
 
