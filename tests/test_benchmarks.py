@@ -1,5 +1,6 @@
 """How benchmarks come to their verdicts; nothing here measures time."""
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -56,9 +57,14 @@ def test_time_that_the_host_gave_to_others_does_not_count(clock: Clock) -> None:
     assert ratio.median == pytest.approx(1.5)
 
 
-def test_the_clock_of_lost_time_is_linux_own() -> None:
+def test_the_clock_of_lost_time_is_linux_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = timing.stolen_seconds()
     assert 0.0 <= first <= timing.stolen_seconds()
+    counters = tmp_path / "stat"
+    monkeypatch.setattr(timing, "Path", lambda _: counters)
+    assert timing.stolen_seconds() == 0.0  # another system
+    counters.write_text("cpu  1 2 3 4 5 6 7 250 0 0\ncpu0 1 2 3 4 5 6 7 9 0 0\n")
+    assert timing.stolen_seconds() == pytest.approx(250 / os.sysconf("SC_CLK_TCK"))
 
 
 def test_disturbed_rounds_do_not_count_and_are_made_up_for(clock: Clock) -> None:
