@@ -320,15 +320,26 @@ class PositionEncoding(nn.Module):
         Tensors of the result are (B, L, .) when examples are shifted one by one, else (L, .). Projections
         run on the different rows alone, before these are laid out over the batch.
         """
+        prepared, rows, losses = self.prepare_rows_for_training(positions, window, batch_size, num_prefix)
+        if rows is None:
+            return prepared, losses
+        # Layers that share W_PE share one tensor.
+        laid_out = {id(terms): terms.index_select(0, rows) for terms in prepared.layers}
+        return Prepared(prepared.encoded[rows], [laid_out[id(terms)] for terms in prepared.layers]), losses
+
+    @torch.jit.unused
+    def prepare_rows_for_training(
+        self, positions: Tensor, window: Sequence[int], batch_size: int, num_prefix: int = 0
+    ) -> Tuple[Prepared, Optional[Tensor], Optional[PositionLosses]]:
+        """`prepare_for_training` for hosts that find the row of an example themselves.
+
+        Returns:
+            Tensors (R, L, .) or (L, .); for each example its row among R (B,), None when all share one or
+            have their own; and the losses.
+        """
         encoded, rows, losses = self.encode_for_training(positions, window, batch_size)
         encoded = self.encode_prefix(encoded, num_prefix)
-        layers = self.layer_terms(encoded)
-        if rows is not None:
-            # Layers that share W_PE share one tensor.
-            laid_out = {id(terms): terms.index_select(0, rows) for terms in layers}
-            layers = [laid_out[id(terms)] for terms in layers]
-            encoded = encoded[rows]
-        return Prepared(encoded, layers), losses
+        return Prepared(encoded, self.layer_terms(encoded)), rows, losses
 
     def has_training_objectives(self) -> bool:
         """Tells whether `encode_for_training` does more than `encode`."""

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .dropout import add_dropped
 from .prefix_tree import PrefixTree
 
 LARGEST_SCORE_TABLE = 512
@@ -38,9 +39,13 @@ class TransformerLayer(nn.Module):
 
     def finish(self, x: Tensor, attended: Tensor) -> Tensor:
         """Adds the projected attention output and the feed-forward part to the residual stream."""
-        x = x + F.dropout(self.proj(attended), self.dropout, self.training)
-        hidden = self.fc2(F.gelu(self.fc1(self.norm2(x)), approximate="tanh"))
-        return x + F.dropout(hidden, self.dropout, self.training)
+        x = self._add(x, self.proj(attended))
+        return self._add(x, self.fc2(F.gelu(self.fc1(self.norm2(x)), approximate="tanh")))
+
+    def _add(self, x: Tensor, hidden: Tensor) -> Tensor:
+        if torch.jit.is_scripting() or not self.training:
+            return x + F.dropout(hidden, self.dropout, self.training)
+        return add_dropped(x, hidden, self.dropout)
 
     def query(self, normed: Tensor) -> Tensor:
         """Queries (..., d) alone, for rows whose keys and values are not needed."""

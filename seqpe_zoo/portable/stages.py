@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .tracing import is_traced
+from .training_product import can_multiply, multiply_query_key
 
 
 def split_terms(terms: Tensor, num_heads: int) -> Tuple[Tensor, Tensor]:
@@ -79,6 +80,23 @@ class AttentionStage(nn.Module):
         """
         raise AssertionError(f"{type(self).__name__} does not overwrite")
 
+    @torch.jit.unused
+    def place_in_training(
+        self, qkv: Tensor, terms: Tensor, rows: Optional[Tensor], num_heads: int
+    ) -> Optional[Tuple[Tensor, Tensor, Tensor]]:
+        """Splits (B, L, 3 * H * D) and does `on_query_key`, where a stage has a quicker way in training.
+
+        Args:
+            qkv: queries, keys and values, side by side.
+            terms: (L, T), or (R, L, T) with `rows`.
+            rows: for each example its row among R, (B,).
+            num_heads: H.
+
+        Returns:
+            q, k and v, (B, H, L, D); None where there is no quicker way.
+        """
+        return None
+
     def score_factors(self, terms_q: Tensor, terms_k: Tensor) -> Optional[Tuple[Tensor, Tensor]]:
         """Returns f_q (..., H, Lq, R) and f_k (..., H or 1, Lk, R) whose product is added to q k^T.
 
@@ -103,6 +121,15 @@ class MultiplyStage(AttentionStage):
     def place_in_(self, qk: Tensor, terms: Tensor) -> None:
         qk, terms = align_terms(qk, terms)
         qk.mul_(terms)
+
+    @torch.jit.unused
+    def place_in_training(
+        self, qkv: Tensor, terms: Tensor, rows: Optional[Tensor], num_heads: int
+    ) -> Optional[Tuple[Tensor, Tensor, Tensor]]:
+        has_row_each = terms.ndim == 3 and rows is None
+        if has_row_each or not can_multiply(qkv, terms):
+            return None
+        return multiply_query_key(qkv, terms, rows, num_heads)
 
     @torch.jit.unused
     def fold(self, bias: Tensor, terms: Tensor) -> Tuple[Optional[Tensor], Tensor]:

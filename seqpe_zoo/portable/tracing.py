@@ -1,4 +1,4 @@
-"""Whether a graph is being made of what runs."""
+"""Whether a graph is being made of what runs, or what runs is being transformed."""
 
 from typing import Any
 
@@ -14,3 +14,12 @@ def is_traced(x: Any = None) -> bool:
         x: something that the code works on; torch.fx is known by it alone.
     """
     return isinstance(x, torch.fx.Proxy) or torch.compiler.is_compiling() or torch.jit.is_tracing()
+
+
+def is_transformed() -> bool:
+    """Whether a transform of torch.func, or forward-mode differentiation, looks at every operation.
+
+    Then operations must be those that PyTorch knows the transforms of. It has no public way to ask.
+    """
+    in_forward_mode: int = torch.autograd.forward_ad._current_level
+    return in_forward_mode >= 0 or bool(torch._C._are_functorch_transforms_active())

@@ -20,6 +20,7 @@ from torch.jit import Final
 
 from .pe_base import PositionEncoding, PositionLosses
 from .registry import build_position_encoding
+from .tracing import is_traced
 from .vit_attention import HoldsStage, attention_with_positions, block_with_positions
 
 register_notrace_module(PositionEncoding)
@@ -209,8 +210,16 @@ class _WithPositions(VisionTransformer):
             "_step_losses": None,
         }  # tensors inside a graph can be neither copied nor pickled
 
-    def _embed(self, x: Tensor, start: Optional[Tuple[int, int]]) -> Tuple[Tensor, List[Tensor]]:
-        """Adds prefix tokens and positions to patches: tokens (B, L, C) and the terms of all layers."""
+    def _embed(
+        self, x: Tensor, start: Optional[Tuple[int, int]]
+    ) -> Tuple[Tensor, List[Tensor], Optional[Tensor]]:
+        """Adds prefix tokens and positions to patches.
+
+        Returns:
+            Tokens (B, L, C); the terms of all layers, (L, T), (B, L, T), or (R, L, T) with the third; for
+            each example its row among R, (B,).
+        """
+        example_rows: Optional[Tensor] = None
         if self.dynamic_img_size:
             rows, columns = x.shape[1], x.shape[2]
             x = x.flatten(1, 2)
@@ -219,22 +228,26 @@ class _WithPositions(VisionTransformer):
         if torch.jit.is_scripting():
             encoded, terms = self._prepare_plainly(x, rows, columns, start)
         else:
-            encoded, terms = self._prepare(x, rows, columns, start)
+            encoded, terms, example_rows = self._prepare(x, rows, columns, start)
         x = self._prepend_tokens(x)
         x = self.pos_drop(self.position_encoding.on_input(x, encoded))
         if self.drops_patches:
             x, kept = self.patch_drop(x)
             if kept is not None:
+                if example_rows is not None:
+                    terms = [layer.index_select(0, example_rows) for layer in terms]
+                    example_rows = None
                 terms = [keep_rows(layer, kept, self.num_prefix_tokens) for layer in terms]
-        return self.norm_pre(x), terms
+        return self.norm_pre(x), terms, example_rows
 
     @torch.jit.unused
     def _prepare(
         self, x: Tensor, rows: int, columns: int, start: Optional[Tuple[int, int]]
-    ) -> Tuple[Tensor, List[Tensor]]:
+    ) -> Tuple[Tensor, List[Tensor], Optional[Tensor]]:
         traced: Any = x
         if isinstance(traced, torch.fx.Proxy):
-            return self._prepare_plainly(x, rows, columns, start)
+            encoded, terms = self._prepare_plainly(x, rows, columns, start)
+            return encoded, terms, None
         encoding, size = self.position_encoding, (rows, columns)
         origin = self.grid_start if start is None else _checked_start(start)
         if self._step_losses is not None:
@@ -243,12 +256,16 @@ class _WithPositions(VisionTransformer):
         if self.training and origin == (0, 0) and encoding.has_training_objectives():
             encoding.check_size(max(size) - 1)
             positions = encoding.grid(size, origin, self.num_prefix_tokens, x.device)
-            prepared, self._step_losses = encoding.prepare_for_training(
-                positions, size, x.shape[0], self.num_prefix_tokens
-            )
+            step = (positions, size, x.shape[0], self.num_prefix_tokens)
+            if x.device.type == "cpu" and not is_traced():
+                prepared, example_rows, self._step_losses = encoding.prepare_rows_for_training(*step)
+                if example_rows is not None:
+                    return prepared.encoded[example_rows], prepared.layers, example_rows
+            else:
+                prepared, self._step_losses = encoding.prepare_for_training(*step)
         else:
             prepared = encoding.prepare_grid(size, origin, self.num_prefix_tokens, x.device)
-        return prepared.encoded, prepared.layers
+        return prepared.encoded, prepared.layers, None
 
     def _prepare_plainly(
         self, x: Tensor, rows: int, columns: int, start: Optional[Tuple[int, int]]
@@ -285,12 +302,12 @@ class _WithPositions(VisionTransformer):
         is_causal: bool = False,
         start: Optional[Tuple[int, int]] = None,
     ) -> Tensor:
-        x, terms = self._embed(self.patch_embed(x), start)
+        x, terms, example_rows = self._embed(self.patch_embed(x), start)
         for index, block in enumerate(self.blocks):
             if self.grad_checkpointing and not torch.jit.is_scripting():
-                x = checkpoint(block, x, terms[index], attn_mask, is_causal)
+                x = checkpoint(block, x, terms[index], attn_mask, is_causal, example_rows)
             else:
-                x = block(x, terms[index], attn_mask, is_causal)
+                x = block(x, terms[index], attn_mask, is_causal, example_rows)
         return self.norm(x)
 
     def forward(
@@ -329,14 +346,14 @@ class _WithPositions(VisionTransformer):
             raise ValueError(f"output_fmt={output_fmt!r} must be NCHW or NLC")
         take_indices, max_index = feature_take_indices(len(self.blocks), indices)
         batch, _, height, width = x.shape
-        x, terms = self._embed(self.patch_embed(x), start)
+        x, terms, example_rows = self._embed(self.patch_embed(x), start)
         blocks = self.blocks[: max_index + 1] if stop_early else self.blocks
         taken: List[Tensor] = []
         for index, block in enumerate(blocks):
             if self.grad_checkpointing and not torch.jit.is_scripting():
-                x = checkpoint(block, x, terms[index], attn_mask, is_causal)
+                x = checkpoint(block, x, terms[index], attn_mask, is_causal, example_rows)
             else:
-                x = block(x, terms[index], attn_mask, is_causal)
+                x = block(x, terms[index], attn_mask, is_causal, example_rows)
             if index in take_indices:
                 taken.append(self.norm(x) if norm else x)
         num_prefix = self.num_prefix_tokens

@@ -74,20 +74,39 @@ class HoldsStage:
     __jit_ignored_attributes__: ClassVar[List[str]] = ["_kept_bias", "_kept_fold"]
 
     def attend_with_positions(
-        self, qkv: Tensor, terms: Tensor, attn_mask: Optional[Tensor], is_causal: bool, placed: bool = False
+        self,
+        qkv: Tensor,
+        terms: Tensor,
+        attn_mask: Optional[Tensor],
+        is_causal: bool,
+        placed: bool = False,
+        rows: Optional[Tensor] = None,
     ) -> Tensor:
         """Attention over queries, keys and values side by side (B, L, 3 * H * D); returns (B, L, H * D).
 
-        Terms are those of the same tokens, (..., L, T); `placed` says that q and k have their positions.
+        Args:
+            qkv: the three, side by side.
+            terms: of the same tokens, (L, T), (B, L, T), or (R, L, T) with `rows`.
+            attn_mask: as in timm.
+            is_causal: as in timm.
+            placed: whether q and k have their positions.
+            rows: for each example its row among R, (B,).
         """
         batch, length, width = qkv.shape
+        parts: Optional[Tuple[Tensor, Tensor, Tensor]] = None
         if not placed and not torch.jit.is_scripting():
-            placed = self.stage.overwrites and self._place_in_(qkv, terms)
-        q, k, v = (
-            qkv.reshape(batch, length, 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
-        )
-        if not placed:
-            q, k = self.stage.on_query_key(self.q_norm(q), self.k_norm(k), terms)
+            parts = self._place_in_training(qkv, terms, rows)
+            if parts is None:
+                terms = terms if rows is None else terms.index_select(0, rows)
+                placed = self.stage.overwrites and self._place_in_(qkv, terms)
+        if parts is not None:
+            q, k, v = parts
+        else:
+            q, k, v = (
+                qkv.reshape(batch, length, 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
+            )
+            if not placed:
+                q, k = self.stage.on_query_key(self.q_norm(q), self.k_norm(k), terms)
         attended = self._attend(q, k, v, terms, attn_mask, is_causal)
         return attended.transpose(1, 2).reshape(batch, length, width // 3)
 
@@ -112,6 +131,17 @@ class HoldsStage:
         return self.attn_drop(scores.softmax(dim=-1)) @ v
 
     @torch.jit.unused
+    def _place_in_training(
+        self, qkv: Tensor, terms: Tensor, rows: Optional[Tensor]
+    ) -> Optional[Tuple[Tensor, Tensor, Tensor]]:
+        """`AttentionStage.place_in_training`, where norms do nothing in between."""
+        if not torch.is_grad_enabled() or is_traced(qkv) or not self._norms_do_nothing():
+            return None
+        placed: Optional[Tuple[Tensor, Tensor, Tensor]]
+        placed = self.stage.place_in_training(qkv, terms, rows, self.num_heads)
+        return placed
+
+    @torch.jit.unused
     def _place_in_(self, qkv: Tensor, terms: Tensor) -> bool:
         """Writes positions into queries and keys where they lie, if nobody else reads them; says whether."""
         if not self._owns_query_key(qkv):
@@ -125,14 +155,20 @@ class HoldsStage:
 
         Autograd, a tracer, a norm and a hook on the projection, or on what it is made of, would.
         """
-        if is_traced(x) or torch.is_grad_enabled() or _has_any_global_hook():
+        if is_traced(x) or torch.is_grad_enabled() or not self._norms_do_nothing():
             return False
-        own = self._modules  # asked directly: this runs in every layer of every pass
-        projection, norms = own[self.projection], (own["q_norm"], own["k_norm"])
-        if not (isinstance(norms[0], nn.Identity) and isinstance(norms[1], nn.Identity)):
-            return False
+        projection = self._modules[self.projection]
         parts = projection.modules() if projection._modules else (projection,)
-        return not any(part._forward_hooks or part._forward_pre_hooks for part in (*norms, *parts))
+        return not any(part._forward_hooks or part._forward_pre_hooks for part in parts)
+
+    @torch.jit.unused
+    def _norms_do_nothing(self) -> bool:
+        """Whether queries and keys are neither normalised nor looked at by a hook on their norms."""
+        own = self._modules  # asked directly: this runs in every layer of every pass
+        for norm in (own["q_norm"], own["k_norm"]):
+            if not isinstance(norm, nn.Identity) or norm._forward_hooks or norm._forward_pre_hooks:
+                return False
+        return not _has_any_global_hook()
 
     @torch.jit.unused
     def _bias_of_inference(self, q: Tensor, terms: Tensor) -> Optional[Tensor]:
@@ -171,14 +207,20 @@ class PositionAttention(HoldsStage, Attention):
         self.stage = AttentionStage()
 
     def forward(
-        self, x: Tensor, terms: Tensor, attn_mask: Optional[Tensor] = None, is_causal: bool = False
+        self,
+        x: Tensor,
+        terms: Tensor,
+        attn_mask: Optional[Tensor] = None,
+        is_causal: bool = False,
+        rows: Optional[Tensor] = None,
     ) -> Tensor:
         gate = self.gate(x).sigmoid() if self.gate is not None else None
         placed: Optional[Tensor] = None
         if not torch.jit.is_scripting():
             placed = self._project_and_place(x, terms, attn_mask is not None)
         qkv = self.qkv(x) if placed is None else placed
-        x = self.norm(self.attend_with_positions(qkv, terms, attn_mask, is_causal, placed is not None))
+        x = self.attend_with_positions(qkv, terms, attn_mask, is_causal, placed is not None, rows)
+        x = self.norm(x)
         if gate is not None:
             x = x * gate
         if placed is None or self.stage.folds_to_shift:
@@ -257,9 +299,14 @@ class PositionBlock(Block):
     """timm's `Block` with positions."""
 
     def forward(
-        self, x: Tensor, terms: Tensor, attn_mask: Optional[Tensor] = None, is_causal: bool = False
+        self,
+        x: Tensor,
+        terms: Tensor,
+        attn_mask: Optional[Tensor] = None,
+        is_causal: bool = False,
+        rows: Optional[Tensor] = None,
     ) -> Tensor:
-        x = x + self.drop_path1(self.ls1(self.attn(self.norm1(x), terms, attn_mask, is_causal)))
+        x = x + self.drop_path1(self.ls1(self.attn(self.norm1(x), terms, attn_mask, is_causal, rows)))
         return x + self.drop_path2(self.ls2(self.mlp(self.norm2(x))))
 
 
@@ -267,9 +314,14 @@ class PositionResPostBlock(ResPostBlock):
     """timm's `ResPostBlock` with positions."""
 
     def forward(
-        self, x: Tensor, terms: Tensor, attn_mask: Optional[Tensor] = None, is_causal: bool = False
+        self,
+        x: Tensor,
+        terms: Tensor,
+        attn_mask: Optional[Tensor] = None,
+        is_causal: bool = False,
+        rows: Optional[Tensor] = None,
     ) -> Tensor:
-        x = x + self.drop_path1(self.norm1(self.attn(x, terms, attn_mask, is_causal)))
+        x = x + self.drop_path1(self.norm1(self.attn(x, terms, attn_mask, is_causal, rows)))
         return x + self.drop_path2(self.norm2(self.mlp(x)))
 
 
@@ -283,11 +335,16 @@ class PositionParallelThingsBlock(ParallelThingsBlock):
         self.attns: Any = nn.ModuleList([nn.ModuleDict(dict(branch.named_children())) for branch in branches])
 
     def forward(
-        self, x: Tensor, terms: Tensor, attn_mask: Optional[Tensor] = None, is_causal: bool = False
+        self,
+        x: Tensor,
+        terms: Tensor,
+        attn_mask: Optional[Tensor] = None,
+        is_causal: bool = False,
+        rows: Optional[Tensor] = None,
     ) -> Tensor:
         attended = []
         for branch in self.attns:
-            y = branch["attn"](branch["norm"](x), terms, attn_mask, is_causal)
+            y = branch["attn"](branch["norm"](x), terms, attn_mask, is_causal, rows)
             attended.append(branch["drop_path"](branch["ls"](y)))
         x = x + torch.stack(attended).sum(dim=0)
         return x + torch.stack([ffn(x) for ffn in self.ffns]).sum(dim=0)
@@ -304,13 +361,18 @@ class PositionParallelScalingBlock(HoldsStage, ParallelScalingBlock):
         self.stage = AttentionStage()
 
     def forward(
-        self, x: Tensor, terms: Tensor, attn_mask: Optional[Tensor] = None, is_causal: bool = False
+        self,
+        x: Tensor,
+        terms: Tensor,
+        attn_mask: Optional[Tensor] = None,
+        is_causal: bool = False,
+        rows: Optional[Tensor] = None,
     ) -> Tensor:
         hidden, width = self.in_split[0], self.num_heads * self.head_dim
         x_mlp, qkv = torch.split(self.in_proj(self.in_norm(x)), [hidden, 3 * width], dim=-1)
         if self.mlp_bias is not None:
             x_mlp = x_mlp + self.mlp_bias
-        x_attn = self.attend_with_positions(qkv, terms, attn_mask, is_causal)
+        x_attn = self.attend_with_positions(qkv, terms, attn_mask, is_causal, rows=rows)
         x_mlp = self.mlp_drop(self.mlp_act(x_mlp))
         if self.out_proj is not None:
             y = self.out_proj(torch.cat((x_attn, x_mlp), dim=-1))

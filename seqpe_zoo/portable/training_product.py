@@ -1,0 +1,111 @@
+"""AttnMul of a training step as one function of autograd, for CPUs.
+
+Put together from parts, splitting q, k and v and multiplying two of them is some fifteen passes over memory
+forwards and backwards, and two more where a few examples of a batch are shifted and terms are laid out for
+all. Here the terms of an example stay in the processor's cache while it is multiplied, gradients are written
+where they belong, and examples share rows of terms without a copy.
+"""
+
+from typing import Any, List, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor
+
+from .tracing import is_traced, is_transformed
+
+SMALLEST_EXAMPLE = 2**15
+"""Elements of an example's queries and keys, below which a loop over examples takes longer than it saves."""
+
+
+def can_multiply(qkv: Tensor, terms: Tensor) -> bool:
+    """Whether `multiply_query_key` works here, and is worth while: float32 on a CPU, outside of graphs."""
+    if is_traced(qkv) or not torch.is_grad_enabled() or is_transformed():
+        return False
+    if not (type(qkv) is Tensor and type(terms) is Tensor and qkv.device.type == "cpu"):
+        return False
+    columns = qkv.shape[-1] // 3 * 2
+    if terms.shape[-1] != columns or qkv.shape[-2] * columns < SMALLEST_EXAMPLE:
+        return False
+    return qkv.dtype == terms.dtype == torch.float32
+
+
+def multiply_query_key(
+    qkv: Tensor, terms: Tensor, rows: Optional[Tensor], num_heads: int
+) -> Tuple[Tensor, Tensor, Tensor]:
+    """Splits a projection and multiplies its queries and keys by terms.
+
+    Args:
+        qkv: (B, L, 3 * H * D), side by side.
+        terms: (L, 2 * H * D) for all examples, or (R, L, 2 * H * D) with `rows`.
+        rows: for each example its row among R, (B,).
+        num_heads: H.
+
+    Returns:
+        q, k and v, (B, H, L, D); v lies where it was.
+    """
+    if rows is None:
+        terms, row_numbers = terms.unsqueeze(0), [0] * qkv.shape[0]
+    else:
+        row_numbers = rows.tolist()
+    return _MultiplyQueryKey.apply(qkv, terms, row_numbers, num_heads)
+
+
+def _by_part(x: Tensor, num_heads: int, parts: int) -> Tuple[Tensor, ...]:
+    """Views (..., L, parts * H * D) as one (..., L, H, D) for each part."""
+    return x.unflatten(-1, (parts, num_heads, -1)).unbind(-3)
+
+
+class _MultiplyQueryKey(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, qkv: Tensor, terms: Tensor, rows: List[int], num_heads: int
+    ) -> Tuple[Tensor, Tensor, Tensor]:
+        ctx.save_for_backward(qkv, terms)
+        ctx.rows, ctx.num_heads = rows, num_heads
+        columns = terms.shape[-1]
+        placed = qkv.new_empty(*qkv.shape[:-1], columns)
+        for example, out, row in zip(qkv[..., :columns].unbind(0), placed.unbind(0), rows):
+            torch.mul(example, terms[row], out=out)
+        q, k = _by_part(placed, num_heads, 2)
+        v = _by_part(qkv, num_heads, 3)[2]
+        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tuple[Optional[Tensor], ...]:
+        qkv, terms = ctx.saved_tensors
+        of_parts = [gradient.transpose(1, 2) for gradient in gradients]  # (B, L, H, D)
+        if torch.is_grad_enabled():
+            of_qkv, of_terms = _differentiable_backward(of_parts, qkv, terms, ctx.rows)
+        else:
+            of_qkv, of_terms = _backward(of_parts, qkv, terms, ctx.rows, ctx.num_heads)
+        return of_qkv, of_terms if ctx.needs_input_grad[1] else None, None, None
+
+
+def _backward(
+    of_parts: Sequence[Tensor], qkv: Tensor, terms: Tensor, rows: List[int], num_heads: int
+) -> Tuple[Tensor, Tensor]:
+    of_qkv = torch.empty_like(qkv, memory_format=torch.contiguous_format)
+    of_terms = torch.zeros_like(terms)
+    outs = _by_part(of_qkv, num_heads, 3)
+    inputs = _by_part(qkv, num_heads, 3)
+    factors, sums = (_by_part(x, num_heads, 2) for x in (terms, of_terms))
+    for part in (0, 1):
+        factor, total = factors[part].unbind(0), sums[part].unbind(0)
+        examples = zip(of_parts[part].unbind(0), inputs[part].unbind(0), outs[part].unbind(0), rows)
+        for gradient, x, out, row in examples:
+            torch.mul(gradient, factor[row], out=out)
+            total[row].addcmul_(gradient, x)
+    outs[2].copy_(of_parts[2])
+    return of_qkv, of_terms
+
+
+def _differentiable_backward(
+    of_parts: Sequence[Tensor], qkv: Tensor, terms: Tensor, rows: List[int]
+) -> Tuple[Tensor, Tensor]:
+    """The same in operations that autograd follows, for gradients of gradients."""
+    columns = terms.shape[-1]
+    index = torch.tensor(rows)
+    of_placed = torch.cat([part.flatten(-2) for part in of_parts[:2]], dim=-1)
+    of_qkv = torch.cat([of_placed * terms[index], of_parts[2].flatten(-2)], dim=-1)
+    of_terms = torch.zeros_like(terms).index_add(0, index, of_placed * qkv[..., :columns])
+    return of_qkv, of_terms

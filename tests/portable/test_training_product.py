@@ -1,0 +1,84 @@
+"""AttnMul of a training step is the product that autograd would put together."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from seqpe_zoo.portable import training_product
+from seqpe_zoo.portable.stages import MultiplyStage
+from seqpe_zoo.portable.training_product import can_multiply, multiply_query_key
+
+BATCH, LENGTH, HEADS, DIM = 4, 3, 2, 2
+WIDTH = HEADS * DIM
+ROWS = torch.tensor([0, 2, 0, 1])
+
+
+def put_together(qkv: Tensor, terms: Tensor, rows: Tensor | None) -> tuple[Tensor, ...]:
+    q, k, v = qkv.unflatten(-1, (3, HEADS, DIM)).permute(2, 0, 3, 1, 4)
+    terms = terms if rows is None else terms[rows]
+    return (*MultiplyStage(HEADS).on_query_key(q, k, terms), v)
+
+
+def inputs(rows: Tensor | None, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    shape = (LENGTH, 2 * WIDTH) if rows is None else (3, LENGTH, 2 * WIDTH)
+    qkv = torch.randn(BATCH, LENGTH, 3 * WIDTH, dtype=dtype, requires_grad=True)
+    return qkv, torch.randn(shape, dtype=dtype, requires_grad=True)
+
+
+@pytest.mark.parametrize("rows", [None, ROWS])
+def test_values_and_gradients(rows: Tensor | None) -> None:
+    qkv, terms = inputs(rows)
+    found, expected = multiply_query_key(qkv, terms, rows, HEADS), put_together(qkv, terms, rows)
+    torch.testing.assert_close(found, expected)
+    weights = [torch.randn_like(part) for part in expected]
+    gradients = [
+        torch.autograd.grad([(part * weight).sum() for part, weight in zip(parts, weights)], (qkv, terms))
+        for parts in (found, expected)
+    ]
+    torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("rows", [None, ROWS])
+def test_gradients_of_gradients(rows: Tensor | None) -> None:
+    qkv, terms = inputs(rows)
+    assert torch.autograd.gradgradcheck(lambda *given: multiply_query_key(*given, rows, HEADS), (qkv, terms))
+
+
+def test_a_slice_of_a_larger_projection() -> None:
+    larger = torch.randn(BATCH, LENGTH, 5 * WIDTH, dtype=torch.float64, requires_grad=True)
+    _, terms = inputs(ROWS)
+    qkv = larger[..., 2 * WIDTH :]
+    gradients = []
+    for parts in (multiply_query_key(qkv, terms, ROWS, HEADS), put_together(qkv, terms, ROWS)):
+        gradients.append(torch.autograd.grad(sum(part.square().sum() for part in parts), (larger, terms)))
+    torch.testing.assert_close(*gradients)
+
+
+def test_terms_without_gradients() -> None:
+    qkv, terms = inputs(ROWS)
+    sum(part.sum() for part in multiply_query_key(qkv, terms.detach(), ROWS, HEADS)).backward()
+    assert qkv.grad is not None
+
+
+def test_where_it_cannot_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training_product, "SMALLEST_EXAMPLE", 0)
+    qkv, terms = inputs(None, torch.float32)
+    assert can_multiply(qkv * 1, terms * 1)
+    assert not can_multiply(qkv * 1, terms[:, :DIM] * 1)  # one position head for all
+    assert not can_multiply(qkv.bfloat16(), terms.bfloat16())
+    assert not can_multiply(qkv.to("meta"), terms.to("meta"))
+    with torch.no_grad():
+        assert not can_multiply(qkv * 1, terms * 1)
+    with forward_ad.dual_level():
+        assert not can_multiply(qkv * 1, terms * 1)
+    seen: list[bool] = []
+
+    def loss(x: Tensor) -> Any:
+        seen.append(can_multiply(x * 1, terms * 1))
+        return x.sum()
+
+    torch.func.grad(loss)(qkv)
+    assert seen == [False]
