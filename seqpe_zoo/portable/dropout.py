@@ -20,9 +20,8 @@ def add_dropped(x: Tensor, hidden: Tensor, probability: float) -> Tensor:
     is kept, so that the expectation is exact.
     """
     dropped = round(probability * CHANCES)
-    if probability == 0:
-        return x + hidden
-    if dropped == CHANCES or not _is_plain(x) or not _is_plain(hidden) or is_traced() or is_transformed():
+    has_chances = 0 < dropped < CHANCES
+    if not has_chances or not _is_plain(x) or not _is_plain(hidden) or is_traced() or is_transformed():
         return x + F.dropout(hidden, probability)
     kept = _draw(hidden, dropped)
     return torch.addcmul(x, hidden, kept, value=CHANCES / (CHANCES - dropped))
@@ -35,6 +34,6 @@ def _is_plain(x: Tensor) -> bool:
 def _draw(like: Tensor, dropped: int) -> Tensor:
     """A tensor of zeros and ones, zeros with a chance of `dropped` in 65,536."""
     count = like.numel()
-    bits = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
+    bits = torch.empty((count + 3) // 4, dtype=torch.int64, device=like.device).random_(-(2**63), None)
     numbers = bits.view(torch.int16)[:count].view(like.shape)
     return torch.ge(numbers, dropped - CHANCES // 2, out=torch.empty_like(like, requires_grad=False))

@@ -334,8 +334,8 @@ class PositionEncoding(nn.Module):
         """`prepare_for_training` for hosts that find the row of an example themselves.
 
         Returns:
-            Tensors (R, L, .) or (L, .); for each example its row among R (B,), None when all share one or
-            have their own; and the losses.
+            Tensors (R, L, .), or (L, .) or (B, L, .) without rows; for each example its row among R (B,),
+            None when all share one or have their own; and the losses.
         """
         encoded, rows, losses = self.encode_for_training(positions, window, batch_size)
         encoded = self.encode_prefix(encoded, num_prefix)

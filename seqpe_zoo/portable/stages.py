@@ -45,6 +45,8 @@ class AttentionStage(nn.Module):
         """Whether the stage is one operation per element, which `place_in_` does where q and k lie."""
         self.folds_to_shift = False
         """Whether `fold` gives no factor: then the shift serves as the bias of the product."""
+        self.takes_rows = False
+        """Whether `place_in_training` can find the row of an example among terms itself."""
         self.by_distance = False
         """Whether scores depend only on how far query and key are from each other."""
         self.lowest_score = lowest_score
@@ -111,6 +113,7 @@ class MultiplyStage(AttentionStage):
 
     def __init__(self, num_heads: int) -> None:
         super().__init__(overwrites=True)
+        self.takes_rows = True
         self.num_heads = num_heads
 
     def on_query_key(self, q: Tensor, k: Tensor, terms: Tensor) -> Tuple[Tensor, Tensor]:
@@ -126,8 +129,8 @@ class MultiplyStage(AttentionStage):
     def place_in_training(
         self, qkv: Tensor, terms: Tensor, rows: Optional[Tensor], num_heads: int
     ) -> Optional[Tuple[Tensor, Tensor, Tensor]]:
-        has_row_each = terms.ndim == 3 and rows is None
-        if has_row_each or not can_multiply(qkv, terms):
+        is_ours = type(self).on_query_key is MultiplyStage.on_query_key
+        if not is_ours or not can_multiply(qkv, terms, rows):
             return None
         return multiply_query_key(qkv, terms, rows, num_heads)
 

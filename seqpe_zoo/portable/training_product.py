@@ -17,14 +17,16 @@ SMALLEST_EXAMPLE = 2**15
 """Elements of an example's queries and keys, below which a loop over examples takes longer than it saves."""
 
 
-def can_multiply(qkv: Tensor, terms: Tensor) -> bool:
+def can_multiply(qkv: Tensor, terms: Tensor, rows: Optional[Tensor]) -> bool:
     """Whether `multiply_query_key` works here, and is worth while: float32 on a CPU, outside of graphs."""
     if is_traced(qkv) or not torch.is_grad_enabled() or is_transformed():
         return False
     if not (type(qkv) is Tensor and type(terms) is Tensor and qkv.device.type == "cpu"):
         return False
-    columns = qkv.shape[-1] // 3 * 2
-    if terms.shape[-1] != columns or qkv.shape[-2] * columns < SMALLEST_EXAMPLE:
+    if terms.ndim != (2 if rows is None else 3) or (rows is not None and rows.shape[0] != qkv.shape[0]):
+        return False
+    length, columns = qkv.shape[-2], qkv.shape[-1] // 3 * 2
+    if terms.shape[-2:] != (length, columns) or length * columns < SMALLEST_EXAMPLE:
         return False
     return qkv.dtype == terms.dtype == torch.float32
 
@@ -74,11 +76,16 @@ class _MultiplyQueryKey(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Tuple[Optional[Tensor], ...]:
         qkv, terms = ctx.saved_tensors
         of_parts = [gradient.transpose(1, 2) for gradient in gradients]  # (B, L, H, D)
-        if torch.is_grad_enabled():
-            of_qkv, of_terms = _differentiable_backward(of_parts, qkv, terms, ctx.rows)
+        if torch.is_grad_enabled() or is_transformed() or not all(map(_lies_in_memory, of_parts)):
+            of_qkv, of_terms = _followed_backward(of_parts, qkv, terms, ctx.rows)
         else:
             of_qkv, of_terms = _backward(of_parts, qkv, terms, ctx.rows, ctx.num_heads)
-        return of_qkv, of_terms if ctx.needs_input_grad[1] else None, None, None
+        return of_qkv, of_terms, None, None
+
+
+def _lies_in_memory(x: Tensor) -> bool:
+    """Whether a tensor is numbers, and not a stand-in for many (`is_grads_batched` of torch.autograd)."""
+    return bool(torch._C._dispatch_keys(x).has(torch._C.DispatchKey.CPU))
 
 
 def _backward(
@@ -99,13 +106,14 @@ def _backward(
     return of_qkv, of_terms
 
 
-def _differentiable_backward(
+def _followed_backward(
     of_parts: Sequence[Tensor], qkv: Tensor, terms: Tensor, rows: List[int]
 ) -> Tuple[Tensor, Tensor]:
-    """The same in operations that autograd follows, for gradients of gradients."""
+    """The same in operations that PyTorch can follow: for gradients of gradients, or of many at a time."""
     columns = terms.shape[-1]
-    index = torch.tensor(rows)
-    of_placed = torch.cat([part.flatten(-2) for part in of_parts[:2]], dim=-1)
-    of_qkv = torch.cat([of_placed * terms[index], of_parts[2].flatten(-2)], dim=-1)
+    index = torch.tensor(rows, dtype=torch.long, device=qkv.device)
+    of_q, of_k, of_v = (part.reshape(*qkv.shape[:-1], columns // 2) for part in of_parts)
+    of_placed = torch.cat([of_q, of_k], dim=-1)
+    of_qkv = torch.cat([of_placed * terms[index], of_v], dim=-1)
     of_terms = torch.zeros_like(terms).index_add(0, index, of_placed * qkv[..., :columns])
     return of_qkv, of_terms

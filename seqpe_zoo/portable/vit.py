@@ -21,7 +21,7 @@ from torch.jit import Final
 from .pe_base import PositionEncoding, PositionLosses
 from .registry import build_position_encoding
 from .tracing import is_traced
-from .vit_attention import HoldsStage, attention_with_positions, block_with_positions
+from .vit_attention import BLOCKS, HoldsStage, attention_with_positions, block_with_positions
 
 register_notrace_module(PositionEncoding)
 
@@ -257,7 +257,7 @@ class _WithPositions(VisionTransformer):
             encoding.check_size(max(size) - 1)
             positions = encoding.grid(size, origin, self.num_prefix_tokens, x.device)
             step = (positions, size, x.shape[0], self.num_prefix_tokens)
-            if x.device.type == "cpu" and not is_traced():
+            if x.device.type == "cpu" and self._blocks_take_rows():
                 prepared, example_rows, self._step_losses = encoding.prepare_rows_for_training(*step)
                 if example_rows is not None:
                     return prepared.encoded[example_rows], prepared.layers, example_rows
@@ -266,6 +266,13 @@ class _WithPositions(VisionTransformer):
         else:
             prepared = encoding.prepare_grid(size, origin, self.num_prefix_tokens, x.device)
         return prepared.encoded, prepared.layers, None
+
+    def _blocks_take_rows(self) -> bool:
+        """Whether blocks can be told the row of each example: they are ours, and nobody stands in between."""
+        for block in self.blocks:
+            if type(block) not in BLOCKS.values() or block._forward_pre_hooks:
+                return False
+        return not is_traced() and bool(_attention_layers(self.blocks[0])[0].stage.takes_rows)
 
     def _prepare_plainly(
         self, x: Tensor, rows: int, columns: int, start: Optional[Tuple[int, int]]
@@ -295,6 +302,13 @@ class _WithPositions(VisionTransformer):
         tokens.append(x)
         return torch.cat(tokens, dim=1)
 
+    @torch.jit.unused
+    def _run(self, block: Any, *given: Any) -> Tensor:
+        """Calls a block; the row of each example, last of what is given, only where there is one."""
+        given = given if given[-1] is not None else given[:-1]
+        x: Tensor = checkpoint(block, *given) if self.grad_checkpointing else block(*given)
+        return x
+
     def forward_features(
         self,
         x: Tensor,
@@ -304,10 +318,10 @@ class _WithPositions(VisionTransformer):
     ) -> Tensor:
         x, terms, example_rows = self._embed(self.patch_embed(x), start)
         for index, block in enumerate(self.blocks):
-            if self.grad_checkpointing and not torch.jit.is_scripting():
-                x = checkpoint(block, x, terms[index], attn_mask, is_causal, example_rows)
+            if torch.jit.is_scripting():
+                x = block(x, terms[index], attn_mask, is_causal)
             else:
-                x = block(x, terms[index], attn_mask, is_causal, example_rows)
+                x = self._run(block, x, terms[index], attn_mask, is_causal, example_rows)
         return self.norm(x)
 
     def forward(
@@ -350,10 +364,10 @@ class _WithPositions(VisionTransformer):
         blocks = self.blocks[: max_index + 1] if stop_early else self.blocks
         taken: List[Tensor] = []
         for index, block in enumerate(blocks):
-            if self.grad_checkpointing and not torch.jit.is_scripting():
-                x = checkpoint(block, x, terms[index], attn_mask, is_causal, example_rows)
+            if torch.jit.is_scripting():
+                x = block(x, terms[index], attn_mask, is_causal)
             else:
-                x = block(x, terms[index], attn_mask, is_causal, example_rows)
+                x = self._run(block, x, terms[index], attn_mask, is_causal, example_rows)
             if index in take_indices:
                 taken.append(self.norm(x) if norm else x)
         num_prefix = self.num_prefix_tokens

@@ -1,8 +1,8 @@
 """timm's transformer blocks with a place for positions.
 
 Each class is its timm parent, parameter for parameter, but for one thing: `forward` takes the terms of its
-layer (see `stages.py`) as a second argument, always by place, as gradient checkpointing wants it. Nothing
-here knows which encoding made them.
+layer (see `stages.py`) as a second argument, always by place, as gradient checkpointing wants it, and last,
+where examples share rows of terms, the row of each. Nothing here knows which encoding made them.
 """
 
 from typing import Any, ClassVar, Dict, List, NamedTuple, Optional, Tuple, Type
@@ -166,7 +166,11 @@ class HoldsStage:
         """Whether queries and keys are neither normalised nor looked at by a hook on their norms."""
         own = self._modules  # asked directly: this runs in every layer of every pass
         for norm in (own["q_norm"], own["k_norm"]):
-            if not isinstance(norm, nn.Identity) or norm._forward_hooks or norm._forward_pre_hooks:
+            if type(norm) is not nn.Identity or "forward" in norm.__dict__:
+                return False
+            if norm._forward_hooks or norm._forward_pre_hooks:
+                return False
+            if norm._backward_hooks or norm._backward_pre_hooks:
                 return False
         return not _has_any_global_hook()
 

@@ -59,25 +59,43 @@ def test_a_slice_of_a_larger_projection() -> None:
 
 def test_terms_without_gradients() -> None:
     qkv, terms = inputs(ROWS)
-    sum(part.sum() for part in multiply_query_key(qkv, terms.detach(), ROWS, HEADS)).backward()
-    assert qkv.grad is not None
+    gradients = []
+    for parts in (
+        multiply_query_key(qkv, terms.detach(), ROWS, HEADS),
+        put_together(qkv, terms.detach(), ROWS),
+    ):
+        gradients.append(torch.autograd.grad(sum(part.square().sum() for part in parts), qkv))
+    torch.testing.assert_close(*gradients)
+
+
+def test_many_gradients_at_a_time() -> None:
+    qkv, terms = inputs(ROWS)
+    weights = torch.randn(5, BATCH, HEADS, LENGTH, DIM, dtype=torch.float64)
+    gradients = [
+        torch.autograd.grad(parts[0], (qkv, terms), weights, is_grads_batched=True)
+        for parts in (multiply_query_key(qkv, terms, ROWS, HEADS), put_together(qkv, terms, ROWS))
+    ]
+    torch.testing.assert_close(*gradients)
 
 
 def test_where_it_cannot_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training_product, "SMALLEST_EXAMPLE", 0)
     qkv, terms = inputs(None, torch.float32)
-    assert can_multiply(qkv * 1, terms * 1)
-    assert not can_multiply(qkv * 1, terms[:, :DIM] * 1)  # one position head for all
-    assert not can_multiply(qkv.bfloat16(), terms.bfloat16())
-    assert not can_multiply(qkv.to("meta"), terms.to("meta"))
+    assert can_multiply(qkv * 1, terms * 1, None)
+    assert not can_multiply(qkv * 1, terms[:, :DIM] * 1, None)  # one position head for all
+    assert not can_multiply(qkv * 1, terms[:1] * 1, None)  # one position for all
+    assert not can_multiply(qkv * 1, terms.expand(BATCH, -1, -1) * 1, None)  # examples have their own
+    assert not can_multiply(qkv * 1, terms.expand(3, -1, -1) * 1, ROWS[:2])  # of another batch
+    assert not can_multiply(qkv.bfloat16(), terms.bfloat16(), None)
+    assert not can_multiply(qkv.to("meta"), terms.to("meta"), None)
     with torch.no_grad():
-        assert not can_multiply(qkv * 1, terms * 1)
+        assert not can_multiply(qkv * 1, terms * 1, None)
     with forward_ad.dual_level():
-        assert not can_multiply(qkv * 1, terms * 1)
+        assert not can_multiply(qkv * 1, terms * 1, None)
     seen: list[bool] = []
 
     def loss(x: Tensor) -> Any:
-        seen.append(can_multiply(x * 1, terms * 1))
+        seen.append(can_multiply(x * 1, terms * 1, None))
         return x.sum()
 
     torch.func.grad(loss)(qkv)

@@ -1,12 +1,14 @@
 """The quick way of a training step gives the gradients of the plain one."""
 
+import functools
 from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from timm.models.vision_transformer import ParallelScalingBlock, ParallelThingsBlock, ResPostBlock
 
-from seqpe_zoo.portable import stages, training_product
+from seqpe_zoo.portable import stages, training_product, vit
 from tests.vit.small_models import images, small_vit
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -17,6 +19,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "registers": {"reg_tokens": 2},
     "unfused": {},
     "checkpointing": {},
+    "reentrant checkpointing": {},
     "patches dropped": {"patch_drop_rate": 0.25},
     "norm": {"qk_norm": True},
 }
@@ -35,12 +38,18 @@ def gradients_of_a_step(model: Any, x: torch.Tensor) -> list[torch.Tensor]:
 def test_quick_way_changes_no_gradient(kind: str, integration: str, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"dropout": 0.0, "shift_probability": 0.5, "integration": integration}
     model = small_vit("seqpe", options, **KINDS[kind]).train()
-    model.set_grad_checkpointing(kind == "checkpointing")
+    model.set_grad_checkpointing("checkpointing" in kind)
+    if kind == "reentrant checkpointing":
+        reentrant = functools.partial(torch.utils.checkpoint.checkpoint, use_reentrant=True)
+        monkeypatch.setattr(vit, "checkpoint", reentrant)
     if kind == "unfused":
         for block in model.blocks:
             block.attn.fused_attn = False
     x = images(batch=6)
-    plain = gradients_of_a_step(model, x)
+    with monkeypatch.context() as patched:
+        patched.setattr(type(model), "_blocks_take_rows", lambda self: False)
+        plain = gradients_of_a_step(model, x)
+    torch.testing.assert_close(gradients_of_a_step(model, x), plain, atol=1e-4, rtol=1e-4)  # too small
     used = count_quick_products(monkeypatch)
     quick = gradients_of_a_step(model, x)
     torch.testing.assert_close(quick, plain, atol=1e-4, rtol=1e-4)
@@ -56,6 +65,49 @@ def test_hook_on_a_norm_sees_queries(monkeypatch: pytest.MonkeyPatch) -> None:
     model(images())
     assert seen == [(2, 2, 17, 16)]
     assert len(used) == 1  # of the second layer
+
+
+def test_backward_hook_on_a_norm_is_called() -> None:
+    model = small_vit("seqpe").train()
+    seen: list[int] = []
+    model.blocks[0].attn.k_norm.register_full_backward_hook(lambda *_: seen.append(1))
+    model(images()).sum().backward()
+    assert seen == [1]
+
+
+def test_replaced_norm_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Twice(torch.nn.Identity):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 2 * x
+
+    model = small_vit("seqpe", {"dropout": 0.0, "shift_probability": 0.0}).train()
+    model.blocks[0].attn.q_norm = Twice()
+    x = images()
+    expected = model(x)
+    count_quick_products(monkeypatch)
+    torch.testing.assert_close(model(x), expected)
+
+
+class FourArguments(torch.nn.Module):
+    """A wrapper of a block as it was before there were rows."""
+
+    def __init__(self, block: torch.nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, x: torch.Tensor, terms: torch.Tensor, attn_mask: Any, is_causal: bool) -> Any:
+        return self.block(x, terms, attn_mask, is_causal)
+
+
+def test_wrapped_and_hooked_blocks_get_terms_of_their_examples() -> None:
+    options = {"dropout": 0.0, "shift_probability": 1.0}
+    model, x = small_vit("seqpe", options).train(), images(batch=3)
+    expected = gradients_of_a_step(model, x)
+    hook = model.blocks[1].register_forward_pre_hook(lambda _, given: given[:4])
+    torch.testing.assert_close(gradients_of_a_step(model, x), expected)
+    hook.remove()
+    model.blocks[0] = FourArguments(model.blocks[0])
+    torch.testing.assert_close(gradients_of_a_step(model, x), expected)
 
 
 def test_training_mode_without_gradients_shifts_too() -> None:
