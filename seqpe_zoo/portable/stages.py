@@ -83,21 +83,39 @@ class AttentionStage(nn.Module):
         raise AssertionError(f"{type(self).__name__} does not overwrite")
 
     @torch.jit.unused
+    def can_place_in_training(self, x: Tensor, columns: int, terms: Tensor, rows: Optional[Tensor]) -> bool:
+        """Whether the stage has a quicker way in training, `place_in_training`.
+
+        Args:
+            x: (B, L, .), the projection or what is to be projected.
+            columns: 2 * H * D, those of queries and keys.
+            terms: (L, T), or (R, L, T) with `rows`.
+            rows: for each example its row among R, (B,).
+        """
+        return False
+
+    @torch.jit.unused
     def place_in_training(
-        self, qkv: Tensor, terms: Tensor, rows: Optional[Tensor], num_heads: int
-    ) -> Optional[Tuple[Tensor, Tensor, Tensor]]:
-        """Splits (B, L, 3 * H * D) and does `on_query_key`, where a stage has a quicker way in training.
+        self,
+        qkv: Tensor,
+        terms: Tensor,
+        rows: Optional[Tensor],
+        num_heads: int,
+        bias: Optional[Tensor] = None,
+    ) -> Tuple[Tensor, Tensor, Tensor]:
+        """Splits (B, L, 3 * H * D) and does `on_query_key`.
 
         Args:
             qkv: queries, keys and values, side by side.
-            terms: (L, T), or (R, L, T) with `rows`.
-            rows: for each example its row among R, (B,).
+            terms: as in `can_place_in_training`.
+            rows: likewise.
             num_heads: H.
+            bias: (2 * H * D), to be added to queries and keys first.
 
         Returns:
-            q, k and v, (B, H, L, D); None where there is no quicker way.
+            q, k and v, (B, H, L, D).
         """
-        return None
+        raise AssertionError(f"{type(self).__name__} has no other way in training")
 
     def score_factors(self, terms_q: Tensor, terms_k: Tensor) -> Optional[Tuple[Tensor, Tensor]]:
         """Returns f_q (..., H, Lq, R) and f_k (..., H or 1, Lk, R) whose product is added to q k^T.
@@ -126,13 +144,20 @@ class MultiplyStage(AttentionStage):
         qk.mul_(terms)
 
     @torch.jit.unused
-    def place_in_training(
-        self, qkv: Tensor, terms: Tensor, rows: Optional[Tensor], num_heads: int
-    ) -> Optional[Tuple[Tensor, Tensor, Tensor]]:
+    def can_place_in_training(self, x: Tensor, columns: int, terms: Tensor, rows: Optional[Tensor]) -> bool:
         is_ours = type(self).on_query_key is MultiplyStage.on_query_key
-        if not is_ours or not can_multiply(qkv, terms, rows):
-            return None
-        return multiply_query_key(qkv, terms, rows, num_heads)
+        return is_ours and can_multiply(x, columns, terms, rows)
+
+    @torch.jit.unused
+    def place_in_training(
+        self,
+        qkv: Tensor,
+        terms: Tensor,
+        rows: Optional[Tensor],
+        num_heads: int,
+        bias: Optional[Tensor] = None,
+    ) -> Tuple[Tensor, Tensor, Tensor]:
+        return multiply_query_key(qkv, terms, rows, num_heads, bias)
 
     @torch.jit.unused
     def fold(self, bias: Tensor, terms: Tensor) -> Tuple[Optional[Tensor], Tensor]:

@@ -16,6 +16,7 @@ from torch.jit import Final
 from torch.nn.modules.module import _has_any_global_hook
 
 from .attention import attend, score_bias
+from .plain_layers import is_plain_linear, is_watched
 from .stages import AttentionStage
 from .tracing import is_traced
 
@@ -41,17 +42,6 @@ class _Fold(NamedTuple):
     version: int
     factor: Optional[Tensor]
     shift: Tensor
-
-
-def _is_plain_linear(layer: nn.Module) -> bool:
-    """Whether a layer is a product and a bias, and does nothing else when it is called.
-
-    Quantised or sharded weights are of types of their own; accelerate replaces `forward` where it has moved
-    weights away.
-    """
-    if type(layer) is not nn.Linear or "forward" in layer.__dict__:
-        return False
-    return type(layer.weight) is nn.Parameter and type(layer.bias) is nn.Parameter
 
 
 class HoldsStage:
@@ -134,12 +124,19 @@ class HoldsStage:
     def _place_in_training(
         self, qkv: Tensor, terms: Tensor, rows: Optional[Tensor]
     ) -> Optional[Tuple[Tensor, Tensor, Tensor]]:
-        """`AttentionStage.place_in_training`, where norms do nothing in between."""
-        if not torch.is_grad_enabled() or is_traced(qkv) or not self._norms_do_nothing():
+        """`AttentionStage.place_in_training`, where norms do nothing in between; else None."""
+        if not self._can_place_in_training(qkv, terms, rows):
             return None
-        placed: Optional[Tuple[Tensor, Tensor, Tensor]]
+        placed: Tuple[Tensor, Tensor, Tensor]
         placed = self.stage.place_in_training(qkv, terms, rows, self.num_heads)
         return placed
+
+    @torch.jit.unused
+    def _can_place_in_training(self, x: Tensor, terms: Tensor, rows: Optional[Tensor]) -> bool:
+        if not torch.is_grad_enabled() or is_traced(x) or not self._norms_do_nothing():
+            return False
+        columns = 2 * self.num_heads * self.head_dim
+        return bool(self.stage.can_place_in_training(x, columns, terms, rows))
 
     @torch.jit.unused
     def _place_in_(self, qkv: Tensor, terms: Tensor) -> bool:
@@ -159,18 +156,14 @@ class HoldsStage:
             return False
         projection = self._modules[self.projection]
         parts = projection.modules() if projection._modules else (projection,)
-        return not any(part._forward_hooks or part._forward_pre_hooks for part in parts)
+        return not any(is_watched(part) for part in parts)
 
     @torch.jit.unused
     def _norms_do_nothing(self) -> bool:
         """Whether queries and keys are neither normalised nor looked at by a hook on their norms."""
         own = self._modules  # asked directly: this runs in every layer of every pass
         for norm in (own["q_norm"], own["k_norm"]):
-            if type(norm) is not nn.Identity or "forward" in norm.__dict__:
-                return False
-            if norm._forward_hooks or norm._forward_pre_hooks:
-                return False
-            if norm._backward_hooks or norm._backward_pre_hooks:
+            if type(norm) is not nn.Identity or "forward" in norm.__dict__ or is_watched(norm):
                 return False
         return not _has_any_global_hook()
 
@@ -220,16 +213,46 @@ class PositionAttention(HoldsStage, Attention):
     ) -> Tensor:
         gate = self.gate(x).sigmoid() if self.gate is not None else None
         placed: Optional[Tensor] = None
+        parts: Optional[Tuple[Tensor, Tensor, Tensor]] = None
         if not torch.jit.is_scripting():
             placed = self._project_and_place(x, terms, attn_mask is not None)
-        qkv = self.qkv(x) if placed is None else placed
-        x = self.attend_with_positions(qkv, terms, attn_mask, is_causal, placed is not None, rows)
+            parts = self._project_in_training(x, terms, rows, attn_mask is not None)
+        if parts is not None:
+            q, k, v = parts
+            x = self._attend(q, k, v, terms, attn_mask, is_causal).transpose(1, 2).flatten(2)
+        else:
+            qkv = self.qkv(x) if placed is None else placed
+            x = self.attend_with_positions(qkv, terms, attn_mask, is_causal, placed is not None, rows)
         x = self.norm(x)
         if gate is not None:
             x = x * gate
-        if placed is None or self.stage.folds_to_shift:
-            return self.proj_drop(self.proj(x))
-        return self.proj_drop(self._project_with_owed_bias(x))
+        if parts is not None or (placed is not None and not self.stage.folds_to_shift):
+            return self.proj_drop(self._project_with_owed_bias(x))
+        return self.proj_drop(self.proj(x))
+
+    @torch.jit.unused
+    def _project_in_training(
+        self, x: Tensor, terms: Tensor, rows: Optional[Tensor], is_masked: bool
+    ) -> Optional[Tuple[Tensor, Tensor, Tensor]]:
+        """Queries, keys and values of a training step, positions placed and v's bias owed; else None.
+
+        The product leaves its bias out, which is a pass over all its elements forwards and one backwards, and
+        the pass that places positions adds it. Arguments as of `_project_and_place`, and terms may be (R, L,
+        T) with `rows` (B,).
+        """
+        projection = self._modules["qkv"]
+        if is_masked or not self._can_place_in_training(x, terms, rows):
+            return None
+        if not is_plain_linear(projection) or is_watched(projection) or not self._can_owe_bias():
+            return None
+        drops = self.training and self.attn_drop.p > 0  # then probabilities do not sum to one
+        if drops or projection.weight.dtype != x.dtype or torch.is_autocast_enabled("cpu"):
+            return None
+        bias = projection.bias[: 2 * self.num_heads * self.head_dim]
+        projected = F.linear(x, projection.weight)
+        placed: Tuple[Tensor, Tensor, Tensor]
+        placed = self.stage.place_in_training(projected, terms, rows, self.num_heads, bias)
+        return placed
 
     @torch.jit.unused
     def _project_and_place(self, x: Tensor, terms: Tensor, is_masked: bool) -> Optional[Tensor]:
@@ -252,7 +275,7 @@ class PositionAttention(HoldsStage, Attention):
         stage, projection = own["stage"], own["qkv"]
         if not stage.overwrites or self.training or is_traced(x) or x.shape[0] == 1:
             return None
-        if not _is_plain_linear(projection):
+        if not is_plain_linear(projection):
             return None
         if not stage.folds_to_shift and (is_masked or not self._can_owe_bias()):
             return None
@@ -287,10 +310,9 @@ class PositionAttention(HoldsStage, Attention):
         """
         own = self._modules
         output, norm = own["proj"], own["norm"]
-        if not self.fused_attn or own.get("gate") is not None or not _is_plain_linear(output):
+        if not self.fused_attn or own.get("gate") is not None or not is_plain_linear(output):
             return False
-        is_seen = output._forward_hooks or output._forward_pre_hooks or norm._forward_hooks
-        return isinstance(norm, nn.Identity) and not (is_seen or norm._forward_pre_hooks)
+        return isinstance(norm, nn.Identity) and not (is_watched(output) or is_watched(norm))
 
     @torch.jit.unused
     def _project_with_owed_bias(self, x: Tensor) -> Tensor:

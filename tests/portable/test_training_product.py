@@ -16,7 +16,11 @@ WIDTH = HEADS * DIM
 ROWS = torch.tensor([0, 2, 0, 1])
 
 
-def put_together(qkv: Tensor, terms: Tensor, rows: Tensor | None) -> tuple[Tensor, ...]:
+def put_together(
+    qkv: Tensor, terms: Tensor, rows: Tensor | None, bias: Tensor | None = None
+) -> tuple[Tensor, ...]:
+    if bias is not None:
+        qkv = qkv + torch.cat([bias, bias.new_zeros(WIDTH)])
     q, k, v = qkv.unflatten(-1, (3, HEADS, DIM)).permute(2, 0, 3, 1, 4)
     terms = terms if rows is None else terms[rows]
     return (*MultiplyStage(HEADS).on_query_key(q, k, terms), v)
@@ -29,13 +33,18 @@ def inputs(rows: Tensor | None, dtype: torch.dtype = torch.float64) -> tuple[Ten
 
 
 @pytest.mark.parametrize("rows", [None, ROWS])
-def test_values_and_gradients(rows: Tensor | None) -> None:
-    qkv, terms = inputs(rows)
-    found, expected = multiply_query_key(qkv, terms, rows, HEADS), put_together(qkv, terms, rows)
+@pytest.mark.parametrize("biased", [False, True])
+def test_values_and_gradients(rows: Tensor | None, biased: bool) -> None:
+    learned = [*inputs(rows)]
+    if biased:
+        learned.append(torch.randn(2 * WIDTH, dtype=torch.float64, requires_grad=True))
+    qkv, terms, *bias = learned
+    found = multiply_query_key(qkv, terms, rows, HEADS, *bias)
+    expected = put_together(qkv, terms, rows, *bias)
     torch.testing.assert_close(found, expected)
     weights = [torch.randn_like(part) for part in expected]
     gradients = [
-        torch.autograd.grad([(part * weight).sum() for part, weight in zip(parts, weights)], (qkv, terms))
+        torch.autograd.grad([(part * weight).sum() for part, weight in zip(parts, weights)], learned)
         for parts in (found, expected)
     ]
     torch.testing.assert_close(*gradients)
@@ -44,7 +53,12 @@ def test_values_and_gradients(rows: Tensor | None) -> None:
 @pytest.mark.parametrize("rows", [None, ROWS])
 def test_gradients_of_gradients(rows: Tensor | None) -> None:
     qkv, terms = inputs(rows)
-    assert torch.autograd.gradgradcheck(lambda *given: multiply_query_key(*given, rows, HEADS), (qkv, terms))
+    bias = torch.randn(2 * WIDTH, dtype=torch.float64, requires_grad=True)
+
+    def multiply(qkv: Tensor, terms: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+        return multiply_query_key(qkv, terms, rows, HEADS, bias)
+
+    assert torch.autograd.gradgradcheck(multiply, (qkv, terms, bias))
 
 
 def test_a_slice_of_a_larger_projection() -> None:
@@ -81,21 +95,21 @@ def test_many_gradients_at_a_time() -> None:
 def test_where_it_cannot_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training_product, "SMALLEST_EXAMPLE", 0)
     qkv, terms = inputs(None, torch.float32)
-    assert can_multiply(qkv * 1, terms * 1, None)
-    assert not can_multiply(qkv * 1, terms[:, :DIM] * 1, None)  # one position head for all
-    assert not can_multiply(qkv * 1, terms[:1] * 1, None)  # one position for all
-    assert not can_multiply(qkv * 1, terms.expand(BATCH, -1, -1) * 1, None)  # examples have their own
-    assert not can_multiply(qkv * 1, terms.expand(3, -1, -1) * 1, ROWS[:2])  # of another batch
-    assert not can_multiply(qkv.bfloat16(), terms.bfloat16(), None)
-    assert not can_multiply(qkv.to("meta"), terms.to("meta"), None)
+    assert can_multiply(qkv * 1, 2 * WIDTH, terms * 1, None)
+    assert not can_multiply(qkv * 1, 2 * WIDTH, terms[:, :DIM] * 1, None)  # one position head for all
+    assert not can_multiply(qkv * 1, 2 * WIDTH, terms[:1] * 1, None)  # one position for all
+    assert not can_multiply(qkv * 1, 2 * WIDTH, terms.expand(BATCH, -1, -1) * 1, None)  # rows each
+    assert not can_multiply(qkv * 1, 2 * WIDTH, terms.expand(3, -1, -1) * 1, ROWS[:2])  # of another batch
+    assert not can_multiply(qkv.bfloat16(), 2 * WIDTH, terms.bfloat16(), None)
+    assert not can_multiply(qkv.to("meta"), 2 * WIDTH, terms.to("meta"), None)
     with torch.no_grad():
-        assert not can_multiply(qkv * 1, terms * 1, None)
+        assert not can_multiply(qkv * 1, 2 * WIDTH, terms * 1, None)
     with forward_ad.dual_level():
-        assert not can_multiply(qkv * 1, terms * 1, None)
+        assert not can_multiply(qkv * 1, 2 * WIDTH, terms * 1, None)
     seen: list[bool] = []
 
     def loss(x: Tensor) -> Any:
-        seen.append(can_multiply(x * 1, terms * 1, None))
+        seen.append(can_multiply(x * 1, 2 * WIDTH, terms * 1, None))
         return x.sum()
 
     torch.func.grad(loss)(qkv)

@@ -22,6 +22,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "reentrant checkpointing": {},
     "patches dropped": {"patch_drop_rate": 0.25},
     "norm": {"qk_norm": True},
+    "norm of heads": {"scale_attn_norm": True},
+    "no bias": {"qkv_bias": False},
+    "attention dropped": {"attn_drop_rate": 0.2},
 }
 
 
@@ -55,6 +58,40 @@ def test_quick_way_changes_no_gradient(kind: str, integration: str, monkeypatch:
     torch.testing.assert_close(quick, plain, atol=1e-4, rtol=1e-4)
     expected = integration == "mul" and kind not in ("patches dropped", "norm")
     assert bool(used) == expected
+
+
+@pytest.mark.parametrize("layer", ["qkv", "proj", "norm"])
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_hooks_see_what_goes_through(layer: str, direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small_vit("seqpe", {"dropout": 0.0, "shift_probability": 0.5}).train()
+    x, seen = images(batch=4), []
+    attention = model.blocks[0].attn
+    module = getattr(attention, layer)
+    if direction == "forward":
+        hook = module.register_forward_hook(lambda _, inputs, output: seen.append(output.detach()))
+    else:
+        hook = module.register_full_backward_hook(lambda _, inputs, outputs: seen.append(outputs[0]))
+    plain = gradients_of_a_step(model, x)
+    count_quick_products(monkeypatch)
+    quick = gradients_of_a_step(model, x)
+    hook.remove()
+    torch.testing.assert_close(seen[1], seen[0], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(quick, plain, atol=1e-4, rtol=1e-4)
+
+
+def test_masks_change_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small_vit("seqpe", {"dropout": 0.0, "shift_probability": 0.5}).train()
+    x = images(batch=4)
+    mask = torch.ones(4, 1, 17, 17, dtype=torch.bool)
+    mask[:, :, 3] = False  # a query that sees nothing
+    gradients = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        model.zero_grad()
+        model.forward_features(x, mask)[:, 4:].square().sum().backward()
+        gradients.append([parameter.grad for parameter in model.blocks.parameters()])
+        count_quick_products(monkeypatch)
+    torch.testing.assert_close(*gradients, atol=1e-4, rtol=1e-4)
 
 
 def test_hook_on_a_norm_sees_queries(monkeypatch: pytest.MonkeyPatch) -> None:
