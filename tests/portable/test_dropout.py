@@ -63,3 +63,10 @@ def test_vmap_draws_for_each() -> None:
     hidden = torch.ones(3, 200)
     dropped = vmap(lambda h: add_dropped(torch.zeros(200), h, 0.5), randomness="different")(hidden)
     assert not torch.equal(dropped[0], dropped[1])
+
+
+def test_default_device_is_not_asked() -> None:
+    x, hidden = torch.zeros(8), torch.ones(8)
+    with torch.device("meta"):
+        dropped = add_dropped(x, hidden, 0.5)
+    assert dropped.device.type == "cpu"

@@ -114,3 +114,15 @@ def test_where_it_cannot_work(monkeypatch: pytest.MonkeyPatch) -> None:
 
     torch.func.grad(loss)(qkv)
     assert seen == [False]
+
+
+def test_stage_that_does_more_keeps_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Another(MultiplyStage):
+        def on_query_key(self, q: Tensor, k: Tensor, terms: Tensor) -> tuple[Tensor, Tensor]:
+            return q, k
+
+    monkeypatch.setattr(training_product, "SMALLEST_EXAMPLE", 0)
+    qkv, terms = inputs(None, torch.float32)
+    given = (qkv * 1, 2 * WIDTH, terms * 1, None)
+    assert MultiplyStage(HEADS).can_place_in_training(*given)
+    assert not Another(HEADS).can_place_in_training(*given)
