@@ -12,7 +12,7 @@ import torch
 
 from benchmarks import WITHOUT_OBJECTIVES, gpt2, vit
 from benchmarks.report import Row
-from benchmarks.timing import compare
+from benchmarks.timing import FIRST_STEPS, compare
 from seqpe_zoo.evaluation.model_loading import find_position_encoding
 
 UNSHIFTED = {"shift_probability": 0.0}
@@ -55,7 +55,9 @@ def vit_training(rounds: int, batch: int = 8, size: int = 224) -> list[Row]:
             vit.build("ours seqpe mul", size, {**WITHOUT_OBJECTIVES, **UNSHIFTED}), x, labels
         ),
     }
-    return _rows("ViT-S training step", f"{size} x {size}, batch {batch}", functions, vit.PLAIN, rounds)
+    return _rows(
+        "ViT-S training step", f"{size} x {size}, batch {batch}", functions, vit.PLAIN, rounds, FIRST_STEPS
+    )
 
 
 def gpt2_forward(rounds: int, batch: int = 2, length: int = 512) -> list[Row]:
@@ -81,10 +83,15 @@ def _with_and_without_table(model: Any, forward: Callable[[], object]) -> dict[s
 
 
 def _rows(
-    what: str, sizes: str, functions: dict[str, Callable[[], object]], baseline: str, rounds: int
+    what: str,
+    sizes: str,
+    functions: dict[str, Callable[[], object]],
+    baseline: str,
+    rounds: int,
+    warmup: int = 1,
 ) -> list[Row]:
     rows = []
-    for ratio in compare(functions, baseline, rounds):
+    for ratio in compare(functions, baseline, rounds, warmup):
         theirs = RELEASE[what][ratio.name]
         row = Row.slower(f"{what}, {sizes}, {ratio.name}", ratio, None)
         words = (

@@ -51,6 +51,15 @@ ENOUGH = 3
 """Quiet rounds that a median needs. A candidate that has fewer is timed again, up to two times."""
 
 
+FIRST_STEPS = 5
+"""Untimed training steps.
+
+A step of SeqPE draws other positions each time, and so needs memory in other sizes. Until the allocator has
+enough of them it asks the system for more, which takes up to a fifth of a step; plain models, whose sizes
+repeat, are through after one. A training run has thousands of steps after these.
+"""
+
+
 def compare(
     candidates: Mapping[str, Callable[[], object]],
     baseline: str,

@@ -15,7 +15,7 @@ from transformers import ViTConfig, ViTForImageClassification
 import seqpe_zoo  # noqa: F401  (tells timm of our models)
 from benchmarks import WITHOUT_OBJECTIVES
 from benchmarks.report import Row, within
-from benchmarks.timing import ENOUGH, SHORTEST, compare, seconds_of
+from benchmarks.timing import ENOUGH, FIRST_STEPS, SHORTEST, compare, seconds_of
 
 PLAIN, ROPE = "timm vit_small_patch16_224", "timm vit_small_patch16_rope_224"
 ROPE_MIXED, HUGGING_FACE = "timm vit_small_patch16_rope_mixed_224", "transformers ViT"
@@ -56,20 +56,20 @@ def rows_of_size(size: int, full: bool) -> Iterator[Row]:
         rounds = rounds_for(size, batch, full)
         yield from forward_rows(size, batch, rounds, (*names, NOPE))
         # What has a bar is timed more often: three rounds can be off by a few percent.
-        more = max({224: 24, 448: 12, 672: 6}[size] if batch == 1 else 6, rounds) if full else rounds
+        more = max({224: 24, 448: 12, 672: 6}[size] if batch == 1 else 5, rounds) if full else rounds
         yield from forward_rows(size, batch, more, tuple(BARS_AGAINST_PLAIN))
 
 
 def run_cost(full: bool) -> Iterator[Row]:
     """What positions cost in the same model: SeqPE against no encoding, and against timm's rotary ViT."""
-    for size, pairs, rounds in ((224, 400, 20), (448, 150, 8), (672, 150, 8)) if full else ((224, 60, 5),):
+    for size, pairs, rounds in ((224, 400, 12), (448, 150, 6), (672, 100, 4)) if full else ((224, 60, 5),):
         yield from cost_rows(size, 8, pairs)
         yield from forward_rows(size, 8, rounds, ("ours seqpe mul",), ROPE, {"ours seqpe mul": 1.0})
 
 
 def run_training(full: bool) -> Iterator[Row]:
     """Training steps."""
-    yield from training_rows(batch=32, rounds=24 if full else 1)
+    yield from training_rows(batch=32, rounds=12 if full else 1, warmup=FIRST_STEPS if full else 1)
 
 
 def run_large(full: bool) -> Iterator[Row]:
@@ -150,7 +150,7 @@ def _preparation(model: Any, x: Tensor) -> Callable[[], object]:
     return lambda: model.position_encoding.prepare_grid(grid, (0, 0), prefix, x.device)
 
 
-def training_rows(batch: int, rounds: int, size: int = 224) -> list[Row]:
+def training_rows(batch: int, rounds: int, size: int = 224, warmup: int = FIRST_STEPS) -> list[Row]:
     """A training step with AdamW; SeqPE with its random shift, with and without objectives."""
     x, labels = torch.randn(batch, 3, size, size), torch.randint(1000, (batch,))
     ours, without = "ours seqpe mul", "ours seqpe mul without objectives"
@@ -162,7 +162,7 @@ def training_rows(batch: int, rounds: int, size: int = 224) -> list[Row]:
             ratio,
             TRAINING_BAR if batch == 32 and ratio.name == ours else None,
         )
-        for ratio in compare(steps, PLAIN, rounds)
+        for ratio in compare(steps, PLAIN, rounds, warmup)
     ]
 
 

@@ -31,7 +31,8 @@ class SeqPEGPT2Config(PreTrainedConfig):
         n_layer: layers.
         n_head: attention heads.
         n_inner: width of the feed-forward layers, by default 4 * n_embd.
-        activation_function: of the feed-forward layers.
+        activation_function: of the feed-forward layers. "gelu_pytorch_tanh" is the same function as
+            "gelu_new" of transformers' GPT-2, up to rounding, and several times as fast on a CPU.
         resid_pdrop: dropout of what layers add to the residual stream.
         embd_pdrop: dropout of the embedded input.
         attn_pdrop: dropout of attention probabilities.
@@ -102,7 +103,8 @@ class SeqPEGPT2Config(PreTrainedConfig):
         # 16 pivots and 16 shifted contexts for each of 4 GPUs, as in the release; the paper's batch is 32.
         published = {"num_digits": 5, "max_position": 20000, "num_pivots": 16, "num_starts": 16}
         args = {**(published if name == "seqpe" else {}), **(given or {})}
-        return cls(**{"n_positions": 512, "position_encoding_args": args, **changes})
+        shape = {"n_positions": 512, "activation_function": "gelu_pytorch_tanh"}
+        return cls(**{**shape, "position_encoding_args": args, **changes})
 
     @classmethod
     def tiny(cls, **changes: Any) -> "SeqPEGPT2Config":

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .tracing import is_traced, is_transformed
+from .tracing import is_plain_cpu
 
 CHANCES = 2**16
 
@@ -20,15 +20,10 @@ def add_dropped(x: Tensor, hidden: Tensor, probability: float) -> Tensor:
     is kept, so that the expectation is exact.
     """
     dropped = round(probability * CHANCES)
-    has_chances = 0 < dropped < CHANCES
-    if not has_chances or not _is_plain(x) or not _is_plain(hidden) or is_traced() or is_transformed():
+    if not 0 < dropped < CHANCES or not is_plain_cpu(x, hidden):
         return x + F.dropout(hidden, probability)
     kept = _draw(hidden, dropped)
     return torch.addcmul(x, hidden, kept, value=CHANCES / (CHANCES - dropped))
-
-
-def _is_plain(x: Tensor) -> bool:
-    return type(x) is Tensor and x.device.type == "cpu" and x.dtype == torch.float32
 
 
 def _draw(like: Tensor, dropped: int) -> Tensor:

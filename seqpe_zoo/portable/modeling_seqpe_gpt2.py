@@ -30,6 +30,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .attention import widen_heads
 from .configuration_seqpe_gpt2 import SeqPEGPT2Config, build_text_encoding
+from .gelu import TANH_GELU_NAME, TanhGELU
 from .offloading import keep_in_memory
 from .pe_base import PositionEncoding, PositionLosses, Prepared
 from .score_masks import (
@@ -190,7 +191,8 @@ class SeqPEGPT2MLP(nn.Module):
         inner = config.n_inner if config.n_inner is not None else 4 * config.n_embd
         self.c_fc = Conv1D(inner, config.n_embd)
         self.c_proj = Conv1D(config.n_embd, inner)
-        self.act = ACT2FN[config.activation_function]
+        name = config.activation_function
+        self.act = TanhGELU() if name == TANH_GELU_NAME else ACT2FN[name]
         self.dropout = nn.Dropout(config.resid_pdrop)
 
     def forward(self, hidden_states: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .dropout import add_dropped
+from .gelu import gelu_tanh
 from .prefix_tree import PrefixTree
 
 LARGEST_SCORE_TABLE = 512
@@ -40,7 +41,7 @@ class TransformerLayer(nn.Module):
     def finish(self, x: Tensor, attended: Tensor) -> Tensor:
         """Adds the projected attention output and the feed-forward part to the residual stream."""
         x = self._add(x, self.proj(attended))
-        return self._add(x, self.fc2(F.gelu(self.fc1(self.norm2(x)), approximate="tanh")))
+        return self._add(x, self.fc2(gelu_tanh(self.fc1(self.norm2(x)))))
 
     def _add(self, x: Tensor, hidden: Tensor) -> Tensor:
         if torch.jit.is_scripting() or not self.training:

@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from torch import Tensor
 
 
 def is_traced(x: Any = None) -> bool:
@@ -23,3 +24,11 @@ def is_transformed() -> bool:
     """
     in_forward_mode: int = torch.autograd.forward_ad._current_level
     return in_forward_mode >= 0 or bool(torch._C._are_functorch_transforms_active())
+
+
+def is_plain_cpu(*tensors: Tensor) -> bool:
+    """Whether all are float32 on a CPU and nobody looks on, so that a faster way may replace operations."""
+    for x in tensors:
+        if type(x) is not Tensor or x.device.type != "cpu" or x.dtype != torch.float32:
+            return False
+    return not is_traced() and not is_transformed()

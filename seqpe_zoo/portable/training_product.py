@@ -11,7 +11,7 @@ from typing import Any, List, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from .tracing import is_traced, is_transformed
+from .tracing import is_plain_cpu, is_transformed
 
 SMALLEST_EXAMPLE = 2**15
 """Elements of an example's queries and keys, below which a loop over examples takes longer than it saves."""
@@ -26,15 +26,11 @@ def can_multiply(x: Tensor, columns: int, terms: Tensor, rows: Optional[Tensor])
         terms: as in `multiply_query_key`.
         rows: likewise.
     """
-    if is_traced(x) or not torch.is_grad_enabled() or is_transformed():
-        return False
-    if not (type(x) is Tensor and type(terms) is Tensor and x.device.type == "cpu"):
+    if not torch.is_grad_enabled() or not is_plain_cpu(x, terms):
         return False
     if terms.ndim != (2 if rows is None else 3) or (rows is not None and rows.shape[0] != x.shape[0]):
         return False
-    if terms.shape[-2:] != (x.shape[-2], columns) or x.shape[-2] * columns < SMALLEST_EXAMPLE:
-        return False
-    return x.dtype == terms.dtype == torch.float32
+    return terms.shape[-2:] == (x.shape[-2], columns) and x.shape[-2] * columns >= SMALLEST_EXAMPLE
 
 
 def multiply_query_key(

@@ -77,12 +77,14 @@ def build_language_model(
     from ..portable.modeling_seqpe_gpt2 import SeqPEGPT2LMHeadModel
 
     fixed = {"vocab_size": vocabulary, "bos_token_id": end, "eos_token_id": end, "train_length": length}
+    # GPT-2's activation; by its other name, "gelu_new", transformers computes it several times as slowly.
+    defaults = {"n_positions": length, "activation_function": "gelu_pytorch_tanh"}
     unknown = sorted(set(model.architecture) - set(SeqPEGPT2Config.__dataclass_fields__))
     if unknown:
         raise ConfigError(f"model.architecture: SeqPEGPT2Config has no field {', '.join(unknown)}")
     try:
         config = SeqPEGPT2Config(
-            **{"n_positions": length, **fixed, **model.architecture},
+            **{**defaults, **fixed, **model.architecture},
             position_encoding=model.position_encoding,
             position_encoding_args=model.position_encoding_args,
         )

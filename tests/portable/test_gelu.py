@@ -1,0 +1,84 @@
+"""GELU by its tanh approximation."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.func import vmap
+from transformers.activations import NewGELUActivation
+
+from seqpe_zoo.portable.configuration_seqpe_gpt2 import SeqPEGPT2Config
+from seqpe_zoo.portable.gelu import TanhGELU, gelu_tanh
+from seqpe_zoo.portable.modeling_seqpe_gpt2 import SeqPEGPT2LMHeadModel, SeqPEGPT2MLP
+
+
+def _exact(x: torch.Tensor) -> torch.Tensor:
+    return F.gelu(x.double(), approximate="tanh").to(x.dtype)
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (), (0, 4), (2, 7, 30)])
+def test_equals_pytorch_and_leaves_its_input(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    x = 3 * torch.randn(shape)
+    before = x.clone()
+    torch.testing.assert_close(gelu_tanh(x), _exact(x), rtol=1e-5, atol=1e-6)
+    assert torch.equal(x, before)
+
+
+def test_extremes() -> None:
+    x = torch.tensor([-1e30, -200.0, -12.0, -0.0, 0.0, 1e-30, 12.0, 200.0, 1e30, float("inf")])
+    torch.testing.assert_close(gelu_tanh(x), _exact(x))
+    assert gelu_tanh(torch.tensor([float("nan")])).isnan().all()
+
+
+@pytest.mark.parametrize("strided", [False, True])
+def test_slices_of_a_larger_tensor(strided: bool) -> None:
+    x = torch.randn(6, 8)[:, ::2] if strided else torch.randn(6, 8)[1:4]
+    torch.testing.assert_close(gelu_tanh(x), _exact(x), rtol=1e-5, atol=1e-6)
+
+
+def test_gradients() -> None:
+    x = torch.randn(5, 4, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(gelu_tanh, (x,))
+    single, double = (x.detach().float().requires_grad_() for _ in range(2))
+    gelu_tanh(single).sum().backward()
+    F.gelu(double, approximate="tanh").sum().backward()
+    torch.testing.assert_close(single.grad, double.grad)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_other_precisions(dtype: torch.dtype) -> None:
+    x = torch.randn(20).to(dtype)
+    result = gelu_tanh(x)
+    assert result.dtype == dtype
+    torch.testing.assert_close(result, F.gelu(x, approximate="tanh"))
+
+
+def test_transforms_and_graphs() -> None:
+    x = torch.randn(4, 6)
+    torch.testing.assert_close(vmap(gelu_tanh)(x), _exact(x))
+    for graph in (torch.fx.symbolic_trace(TanhGELU()), torch.jit.script(TanhGELU())):
+        torch.testing.assert_close(graph(x), _exact(x))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("gelu_new", NewGELUActivation), ("gelu_pytorch_tanh", TanhGELU), ("relu", nn.ReLU)],
+)
+def test_gpt2_takes_it_for_the_name_that_means_it(name: str, kind: type[nn.Module]) -> None:
+    assert isinstance(SeqPEGPT2MLP(SeqPEGPT2Config.tiny(activation_function=name)).act, kind)
+
+
+def test_both_names_give_the_same_model() -> None:
+    torch.manual_seed(0)
+    plain = SeqPEGPT2LMHeadModel(SeqPEGPT2Config.tiny(activation_function="gelu_new")).eval()
+    quick = SeqPEGPT2LMHeadModel(SeqPEGPT2Config.tiny(activation_function="gelu_pytorch_tanh")).eval()
+    quick.load_state_dict(plain.state_dict())
+    tokens = torch.randint(128, (2, 40))
+    for model in (plain, quick):
+        model(tokens, labels=tokens).loss.backward()
+    gradients = dict(plain.named_parameters())
+    for name, parameter in quick.named_parameters():
+        torch.testing.assert_close(parameter.grad, gradients[name].grad, atol=1e-6, rtol=1e-4)
+    with torch.no_grad():
+        torch.testing.assert_close(quick(tokens).logits, plain(tokens).logits, atol=1e-6, rtol=1e-4)
