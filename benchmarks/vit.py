@@ -69,7 +69,7 @@ def run_cost(full: bool) -> Iterator[Row]:
 
 def run_training(full: bool) -> Iterator[Row]:
     """Training steps."""
-    yield from training_rows(batch=32, rounds=12 if full else 1, warmup=FIRST_STEPS if full else 1)
+    yield from training_rows(batch=32, rounds=9 if full else 1, warmup=FIRST_STEPS if full else 1)
 
 
 def run_large(full: bool) -> Iterator[Row]:

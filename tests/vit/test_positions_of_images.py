@@ -71,7 +71,10 @@ def test_queries_and_keys_are_overwritten_only_when_nobody_else_reads_them(
 @pytest.mark.parametrize("multi_head", [True, False])
 @pytest.mark.parametrize("integration", ["mul", "sum"])
 @torch.no_grad()
-def test_positions_folded_into_the_projection_follow_its_weights(integration: str, multi_head: bool) -> None:
+def test_positions_folded_into_the_projection_follow_its_weights(
+    integration: str, multi_head: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vit_attention, "FOLDS_FACTORS", True)
     options = {"integration": integration, "multi_head": multi_head}
     model, x = small_vit("seqpe", options), torch.cat([images(), images()])
     attention = model.blocks[0].attn
@@ -97,7 +100,19 @@ def test_positions_folded_into_the_projection_follow_its_weights(integration: st
 
 
 @torch.no_grad()
-def test_positions_are_not_folded_under_autocast() -> None:
+def test_factors_are_folded_only_where_the_cpu_gains_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = small_vit("seqpe", {"integration": "mul"}), torch.cat([images(), images()])
+    outputs = []
+    for folds in (False, True):
+        monkeypatch.setattr(vit_attention, "FOLDS_FACTORS", folds)
+        outputs.append(model(x))
+        assert (model.blocks[0].attn._kept_fold is not None) == folds
+    torch.testing.assert_close(*outputs, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_positions_are_not_folded_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vit_attention, "FOLDS_FACTORS", True)
     model, x = small_vit("seqpe", {"integration": "mul"}), torch.cat([images(), images()])
     with torch.autocast("cpu", torch.bfloat16):
         rounded = model(x)
@@ -107,8 +122,11 @@ def test_positions_are_not_folded_under_autocast() -> None:
 
 @pytest.mark.parametrize("listener", ["proj", "norm", "mask", "gate", "scores"])
 @torch.no_grad()
-def test_the_bias_of_values_is_left_out_only_when_nobody_sees_attended_values(listener: str) -> None:
+def test_the_bias_of_values_is_left_out_only_when_nobody_sees_attended_values(
+    listener: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """AttnMul adds it after attention, in the output projection."""
+    monkeypatch.setattr(vit_attention, "FOLDS_FACTORS", True)
     model, x = small_vit("seqpe", {"integration": "mul"}), torch.randn(2, 5, 32)
     attention, terms = model.blocks[0].attn, torch.rand(5, 64)
     heard: list[torch.Tensor] = []
