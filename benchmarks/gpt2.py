@@ -23,7 +23,8 @@ FORWARD_BARS = {"seqpe mul": 1.05, "seqpe bias": 1.25, "alibi": 1.10, "rope": 1.
 SEQPE = ("seqpe mul", "seqpe bias")
 """What is measured where a round takes minutes."""
 FUSED_GELU = "GPT2LMHeadModel with PyTorch's GELU"
-"""The baseline with the activation in one pass, as ours computes it; by default it takes eight."""
+"""The baseline with PyTorch's kernel for its activation, as ours has in training; by default it takes eight
+passes over memory. In inference ours has a quicker form (`gelu.py`)."""
 OTHERS = (FUSED_GELU, "nope", "ape_learn", "ape_sin", "seqpe sum", "seqpe input")
 LONG = 8192
 """Tokens from which on a pass takes so long that an untimed one before it is no use."""

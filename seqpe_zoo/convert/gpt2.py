@@ -72,7 +72,9 @@ def gpt2_settings(theirs: Any) -> dict[str, Any]:
 
 
 def build_from_gpt2(theirs: Any) -> Converted:
-    """Builds our model with the weights of a `GPT2LMHeadModel`; logits are identical.
+    """Builds our model with the weights of a `GPT2LMHeadModel`.
+
+    Logits are identical; with the activation "gelu_pytorch_tanh", which GPT-2 does not have, up to rounding.
 
     Raises:
         ConversionError: it differs from ours; says how.

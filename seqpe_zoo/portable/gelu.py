@@ -18,7 +18,7 @@ CUBIC = 0.044715 * LINEAR
 """Factors of x and of its third power in 2 * z."""
 
 TANH_GELU_NAME = "gelu_pytorch_tanh"
-"""What transformers calls it where rounding may be PyTorch's.
+"""What transformers calls it where PyTorch computes it; what is computed here differs by rounding.
 
 Its `gelu_new`, the same function, is left to it, so that models with GPT-2's weights give GPT-2's logits to
 the last bit.
@@ -34,8 +34,9 @@ def gelu_tanh(x: Tensor) -> Tensor:
 
 @torch.jit.unused
 def _gelu_eager(x: Tensor) -> Tensor:
-    # With gradients PyTorch's kernel is the better one: it keeps x alone. For a few thousand elements it is
-    # quicker by microseconds too, but what a chunk of positions gives must not depend on its size.
+    # With gradients PyTorch's kernel, which rounds a little differently, is the better one: it keeps x alone.
+    # For a few thousand elements it is quicker by microseconds too, but what a chunk of positions gives must
+    # not depend on its size.
     if not is_plain_cpu(x) or (torch.is_grad_enabled() and x.requires_grad):
         return F.gelu(x, approximate="tanh")
     linear = x.new_full((), LINEAR)

@@ -37,9 +37,9 @@ ViT-S up to 680 pixels, where its twelve layers then keep 130 MB."""
 FOLDS_FACTORS = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
 """Whether AttnMul's pass over queries and keys should add the bias too, which the product then leaves out.
 
-With vectors of 512 bits (an Intel Xeon) it should. With shorter ones (an AMD EPYC) the product takes as long
-without its bias, and the pass twice as long with it: there what AttnMul costs was 1.3 percent of a ViT-S
-instead of 0.6.
+With vectors of 512 bits (measured on an Intel Xeon) it should. With shorter ones (on an AMD EPYC that has no
+AVX-512) the product takes as long without its bias, and the pass longer with it: there AttnMul cost 1.3
+percent of a ViT-S instead of 0.6.
 """
 
 

@@ -20,6 +20,8 @@ for integration in INTEGRATIONS:
             "position_encoding": "seqpe",
             "position_encoding_args": {"integration": integration, "projection": projection},
         }
+# What `seqpe-zoo train` builds has GPT-2's activation by its quicker name.
+ENCODINGS["seqpe_bias_shared"]["activation_function"] = "gelu_pytorch_tanh"
 
 ROADS = ["nope", "ape_sin", "ape_learn", "rope", "alibi", "seqpe_mul_shared", "seqpe_bias_shared"]
 """One encoding for each way positions enter the model; for checks that are too slow for all."""

@@ -1,5 +1,7 @@
 """GELU by its tanh approximation."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -37,13 +39,33 @@ def test_slices_of_a_larger_tensor(strided: bool) -> None:
     torch.testing.assert_close(gelu_tanh(x), _exact(x), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("quick", [True, False])
+def test_which_way_is_taken(quick: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four quick passes unless a gradient is wanted."""
+    calls: list[int] = []
+    original = F.gelu
+
+    def counted(*args: Any, **kwargs: Any) -> torch.Tensor:
+        calls.append(1)
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(F, "gelu", counted)
+    x = torch.randn(6, requires_grad=not quick)
+    gelu_tanh(x)
+    with torch.inference_mode():
+        gelu_tanh(torch.randn(6))
+    with torch.no_grad():
+        gelu_tanh(x)
+    assert len(calls) == (0 if quick else 1)
+
+
 def test_gradients() -> None:
     x = torch.randn(5, 4, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(gelu_tanh, (x,))
-    single, double = (x.detach().float().requires_grad_() for _ in range(2))
-    gelu_tanh(single).sum().backward()
-    F.gelu(double, approximate="tanh").sum().backward()
-    torch.testing.assert_close(single.grad, double.grad)
+    ours, theirs = (x.detach().float().requires_grad_() for _ in range(2))
+    gelu_tanh(ours).sum().backward()
+    F.gelu(theirs, approximate="tanh").sum().backward()
+    torch.testing.assert_close(ours.grad, theirs.grad)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
