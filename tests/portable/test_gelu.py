@@ -1,5 +1,6 @@
 """GELU by its tanh approximation."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -104,3 +105,10 @@ def test_both_names_give_the_same_model() -> None:
         torch.testing.assert_close(parameter.grad, gradients[name].grad, atol=1e-6, rtol=1e-4)
     with torch.no_grad():
         torch.testing.assert_close(quick(tokens).logits, plain(tokens).logits, atol=1e-6, rtol=1e-4)
+
+
+def test_a_saved_model_takes_the_quicker_name_when_it_is_loaded(tmp_path: Path) -> None:
+    """As docs/howto/fast-inference.md says."""
+    SeqPEGPT2LMHeadModel(SeqPEGPT2Config.tiny()).save_pretrained(tmp_path)
+    loaded = SeqPEGPT2LMHeadModel.from_pretrained(tmp_path, activation_function="gelu_pytorch_tanh")
+    assert isinstance(loaded.transformer.h[0].mlp.act, TanhGELU)
