@@ -42,8 +42,8 @@ def _is_intel_cpu() -> bool:
 FOLDS_FACTORS = torch.backends.cpu.get_cpu_capability().startswith("AVX512") and _is_intel_cpu()
 """Whether AttnMul's pass over queries and keys should add the bias too, which the product then leaves out.
 
-Measured on an Intel Xeon, whose product is quicker without a bias, it should. On two AMD EPYCs, with and
-without AVX-512, the product takes as long or longer without it, and the pass longer with it.
+On an Intel Xeon, by measurement, it should. On two AMD EPYCs, one with AVX-512 and one without, the product
+takes as long or longer without a bias, and the pass longer with it.
 """
 
 

@@ -110,6 +110,24 @@ def test_factors_are_folded_only_where_the_cpu_gains_by_it(monkeypatch: pytest.M
     torch.testing.assert_close(*outputs, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("described", "is_intel"),
+    [({"cpu_name": "Intel(R) Xeon(R) Processor"}, True), ({"cpu_name": "AMD EPYC"}, False), ({}, False)],
+)
+def test_the_maker_of_the_cpu_is_known_by_its_name(
+    described: dict[str, str], is_intel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: described)
+    assert vit_attention._is_intel_cpu() is is_intel
+
+
+def test_a_pytorch_that_cannot_describe_the_cpu_is_taken_for_another_maker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(torch.cpu, "get_capabilities")
+    assert vit_attention._is_intel_cpu() is False
+
+
 @torch.no_grad()
 def test_positions_are_not_folded_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vit_attention, "FOLDS_FACTORS", True)
