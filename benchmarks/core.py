@@ -11,7 +11,7 @@ from torch import Tensor
 from benchmarks.report import Row
 from benchmarks.timing import compare, peak_memory_of, seconds_of
 from seqpe_zoo import SeqPE
-from seqpe_zoo.portable.digits import positions_to_digits
+from seqpe_zoo.portable.positions import positions_to_digits
 from seqpe_zoo.portable.encoder import PositionEncoder
 
 

@@ -15,8 +15,8 @@ from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel
 from benchmarks import WITHOUT_OBJECTIVES
 from benchmarks.report import Row
 from benchmarks.timing import compare, peak_memory_of
-from seqpe_zoo.portable.configuration_seqpe_gpt2 import SeqPEGPT2Config
-from seqpe_zoo.portable.modeling_seqpe_gpt2 import SeqPEGPT2LMHeadModel
+from seqpe_zoo.portable.configuration_seqpe import SeqPEGPT2Config
+from seqpe_zoo.portable.modeling_seqpe import SeqPEGPT2LMHeadModel
 
 BASELINE = "GPT2LMHeadModel"
 FORWARD_BARS = {"seqpe mul": 1.05, "seqpe bias": 1.25, "alibi": 1.10, "rope": 1.10}

@@ -22,7 +22,6 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.report import Row, write_section
-from seqpe_zoo.cpu_features import avoid_undescribed_tiles
 
 SECTIONS = {
     "core": "Position encoder",
@@ -90,7 +89,6 @@ def main() -> None:
     length.add_argument("--full", action="store_true", help="all sizes, more repetitions")
     parser.add_argument("--only", choices=SECTIONS, nargs="+", help="measure these sections alone")
     options = parser.parse_args()
-    avoid_undescribed_tiles()
     length = "--full" if options.full else "--short"
     if os.environ.pop(SECTION_PROCESS, None):
         for setting in KEEP_MEMORY:  # processes that measure peaks of memory must not inherit them

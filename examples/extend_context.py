@@ -11,8 +11,8 @@ from torch import Tensor
 
 from seqpe_zoo.data.stdlib_text import load_stdlib_text
 from seqpe_zoo.evaluation.perplexity import evaluate_perplexity
-from seqpe_zoo.portable.configuration_seqpe_gpt2 import SeqPEGPT2Config
-from seqpe_zoo.portable.modeling_seqpe_gpt2 import SeqPEGPT2LMHeadModel
+from seqpe_zoo.portable.configuration_seqpe import SeqPEGPT2Config
+from seqpe_zoo.portable.modeling_seqpe import SeqPEGPT2LMHeadModel
 
 LENGTH, LENGTHS = 64, (64, 128, 256, 512, 1024)
 TEXT = load_stdlib_text(2_000_000, 8_192)  # bytes of Python's own source: put your own tokens here

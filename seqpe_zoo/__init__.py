@@ -11,39 +11,73 @@ from .after_import import run_after_import
 
 if TYPE_CHECKING:
     from .auto_classes import register_auto_classes
-    from .portable.pe_base import PositionEncoding, PositionLosses
-    from .portable.pe_seqpe import SeqPE
-    from .portable.positions import ABSENT, grid_positions, positions_from_mask, range_positions
-    from .portable.registry import build_position_encoding, list_position_encodings
+    from .portable.configuration_seqpe import SeqPEGPT2Config
+    from .portable.configuration_seqpe_vit import SeqPEViTConfig
+    from .portable.encodings import (
+        build_position_encoding,
+        list_position_encodings,
+        register_position_encoding,
+    )
+    from .portable.modeling_seqpe import SeqPEGPT2LMHeadModel, SeqPEGPT2Model
+    from .portable.modeling_seqpe_vit import SeqPEViTForImageClassification, SeqPEViTModel
+    from .portable.position_encoding import AttentionOperation, PositionEncoding, PositionLosses
+    from .portable.positions import (
+        ABSENT,
+        Positions,
+        grid_positions,
+        positions_from_mask,
+        range_positions,
+    )
+    from .portable.seqpe import SeqPE, SeqPEOptions
     from .timm_models import register_timm, unregister_timm
 
 __version__ = "0.1.0"
 
 _HOME = {
     "ABSENT": "portable.positions",
-    "PositionEncoding": "portable.pe_base",
-    "PositionLosses": "portable.pe_base",
-    "SeqPE": "portable.pe_seqpe",
-    "build_position_encoding": "portable.registry",
+    "AttentionOperation": "portable.position_encoding",
+    "PositionEncoding": "portable.position_encoding",
+    "PositionLosses": "portable.position_encoding",
+    "Positions": "portable.positions",
+    "SeqPE": "portable.seqpe",
+    "SeqPEGPT2Config": "portable.configuration_seqpe",
+    "SeqPEGPT2LMHeadModel": "portable.modeling_seqpe",
+    "SeqPEGPT2Model": "portable.modeling_seqpe",
+    "SeqPEOptions": "portable.seqpe",
+    "SeqPEViTConfig": "portable.configuration_seqpe_vit",
+    "SeqPEViTForImageClassification": "portable.modeling_seqpe_vit",
+    "SeqPEViTModel": "portable.modeling_seqpe_vit",
+    "build_position_encoding": "portable.encodings",
     "grid_positions": "portable.positions",
-    "list_position_encodings": "portable.registry",
+    "list_position_encodings": "portable.encodings",
     "positions_from_mask": "portable.positions",
     "range_positions": "portable.positions",
     "register_auto_classes": "auto_classes",
+    "register_position_encoding": "portable.encodings",
     "register_timm": "timm_models",
     "unregister_timm": "timm_models",
 }
 __all__ = [
     "ABSENT",
+    "AttentionOperation",
     "PositionEncoding",
     "PositionLosses",
+    "Positions",
     "SeqPE",
+    "SeqPEGPT2Config",
+    "SeqPEGPT2LMHeadModel",
+    "SeqPEGPT2Model",
+    "SeqPEOptions",
+    "SeqPEViTConfig",
+    "SeqPEViTForImageClassification",
+    "SeqPEViTModel",
     "build_position_encoding",
     "grid_positions",
     "list_position_encodings",
     "positions_from_mask",
     "range_positions",
     "register_auto_classes",
+    "register_position_encoding",
     "register_timm",
     "unregister_timm",
 ]

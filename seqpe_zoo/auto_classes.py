@@ -1,107 +1,94 @@
 """What transformers must be told when the package is installed: which classes its Auto classes find.
 
-Our models need most of transformers, which takes seconds to import. So nothing happens before transformers'
-Auto classes are imported, and then these learn where our models are; a model is imported when it is used.
-
-Our classes are also marked for saving: `save_pretrained` puts their code beside the weights, with the whole
-`auto_map`, so that a checkpoint works where this package is not installed (`trust_remote_code=True`).
+transformers takes seconds to import, so nothing happens before its Auto classes are imported. Then they look
+classes of ours up where `from_config` and `from_pretrained` look for registered ones; a configuration or a
+model is imported when it is used.
 """
 
-from collections.abc import Callable
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any
 
 from .after_import import run_after_import
+
+PREFIX = "seqpe_"
+PORTABLE = "seqpe_zoo.portable"
 
 
 def register_auto_classes() -> None:
     """Registers our configurations and models now or, if transformers is not imported yet, when it is."""
-    for module, register in _AFTER.items():
-        run_after_import(module, register)
+    run_after_import("transformers.models.auto.configuration_auto", _register_configs)
+    run_after_import("transformers.models.auto.modeling_auto", _register_models)
 
 
 def _register_configs() -> None:
-    from transformers import AutoConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    from .portable.configuration_seqpe_gpt2 import SeqPEGPT2Config
-    from .portable.configuration_seqpe_vit import SeqPEViTConfig
-
-    for config in (SeqPEGPT2Config, SeqPEViTConfig):
-        AutoConfig.register(config.model_type, config, exist_ok=True)
-        config.register_for_auto_class()
+    if not isinstance(CONFIG_MAPPING._extra_content, _Configs):
+        CONFIG_MAPPING._extra_content = _Configs(CONFIG_MAPPING._extra_content)
 
 
 def _register_models() -> None:
-    """Names our models to the Auto classes without importing them, which would not work here.
-
-    transformers imports its Auto classes while half of its other files are waiting; ours need those files.
-    """
     from transformers.models.auto import modeling_auto
 
-    from .portable.configuration_seqpe_gpt2 import SeqPEGPT2Config
-    from .portable.configuration_seqpe_vit import SeqPEViTConfig
-
     _register_configs()
-    image_classifiers = modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
-    for mapping, config, module, name in (
-        (modeling_auto.MODEL_MAPPING, SeqPEGPT2Config, _GPT2, "SeqPEGPT2Model"),
-        (modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING, SeqPEGPT2Config, _GPT2, "SeqPEGPT2LMHeadModel"),
-        (modeling_auto.MODEL_MAPPING, SeqPEViTConfig, _VIT, "SeqPEViTModel"),
-        (image_classifiers, SeqPEViTConfig, _VIT, "SeqPEViTForImageClassification"),
-    ):
-        if not isinstance(mapping._extra_content, _LateClasses):
-            mapping._extra_content = _LateClasses(mapping._extra_content)
-        mapping._extra_content.setdefault(config, _Late(module, name))
+    for auto_class in _AUTO_CLASSES:
+        mapping = getattr(modeling_auto, auto_class)._model_mapping
+        if not isinstance(mapping._extra_content, _Models):
+            mapping._extra_content = _Models(mapping._extra_content, auto_class)
 
 
-def _mark_gpt2_for_saving() -> None:
-    from .portable.modeling_seqpe_gpt2 import SeqPEGPT2LMHeadModel, SeqPEGPT2Model
-
-    SeqPEGPT2Model.register_for_auto_class("AutoModel")
-    SeqPEGPT2LMHeadModel.register_for_auto_class("AutoModelForCausalLM")
-
-
-def _mark_vit_for_saving() -> None:
-    from .portable.modeling_seqpe_vit import SeqPEViTForImageClassification, SeqPEViTModel
-
-    SeqPEViTModel.register_for_auto_class("AutoModel")
-    SeqPEViTForImageClassification.register_for_auto_class("AutoModelForImageClassification")
+_AUTO_CLASSES = (
+    "AutoModel",
+    "AutoModelForCausalLM",
+    "AutoModelForMaskedLM",
+    "AutoModelForSequenceClassification",
+    "AutoModelForTokenClassification",
+    "AutoModelForQuestionAnswering",
+    "AutoModelForImageClassification",
+)
 
 
-_GPT2 = "seqpe_zoo.portable.modeling_seqpe_gpt2"
-_VIT = "seqpe_zoo.portable.modeling_seqpe_vit"
-_AFTER: dict[str, Callable[[], None]] = {
-    "transformers.models.auto.configuration_auto": _register_configs,
-    "transformers.models.auto.modeling_auto": _register_models,
-    _GPT2: _mark_gpt2_for_saving,
-    _VIT: _mark_vit_for_saving,
-}
+class _Configs(dict[str, Any]):
+    """Registered configurations by model type; ours are found by their prefix."""
+
+    def __contains__(self, model_type: object) -> bool:
+        return super().__contains__(model_type) or _exists(str(model_type))
+
+    def __missing__(self, model_type: str) -> Any:
+        if not _exists(model_type):
+            raise KeyError(model_type)
+        if model_type == "seqpe_vit":
+            return import_module(f"{PORTABLE}.configuration_seqpe_vit").SeqPEViTConfig
+        return import_module(f"{PORTABLE}.configuration_seqpe").config_of_model_type(model_type)
 
 
-class _Late(NamedTuple):
-    """A class that is imported when it is first asked for."""
+def _exists(model_type: str) -> bool:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-    module: str
-    name: str
+    native = model_type.removeprefix(PREFIX)
+    return model_type.startswith(PREFIX) and native in CONFIG_MAPPING_NAMES
 
 
-class _LateClasses(dict[Any, Any]):
-    """What was registered with an Auto class; entries may be `_Late`, which no reader gets to see."""
+class _Models(dict[Any, Any]):
+    """Registered models of an Auto class by configuration; ours say in `auto_map` where they are."""
 
-    def __getitem__(self, key: Any) -> Any:
-        value = super().__getitem__(key)
-        if isinstance(value, _Late):
-            value = self[key] = getattr(import_module(value.module), value.name)
-        return value
+    def __init__(self, registered: dict[Any, Any], auto_class: str) -> None:
+        super().__init__(registered)
+        self.auto_class = auto_class
 
-    def get(self, key: Any, default: Any = None) -> Any:
-        try:
-            return self[key]
-        except KeyError:
-            return default
+    def __contains__(self, config: object) -> bool:
+        return super().__contains__(config) or self._place(config) is not None
 
-    def values(self) -> list[Any]:  # type: ignore[override]
-        return [self[key] for key in self]
+    def __missing__(self, config: Any) -> Any:
+        place = self._place(config)
+        if place is None:
+            raise KeyError(config)
+        module, name = place.split(".")
+        return getattr(import_module(f"{PORTABLE}.{module}"), name)
 
-    def items(self) -> list[tuple[Any, Any]]:  # type: ignore[override]
-        return [(key, self[key]) for key in self]
+    def _place(self, config: Any) -> str | None:
+        module = getattr(config, "__module__", "")
+        if not module.startswith(PORTABLE):
+            return None
+        places: dict[str, str] = import_module(module).auto_map_of(config)
+        return places.get(self.auto_class)

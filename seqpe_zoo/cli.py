@@ -15,7 +15,6 @@ from typing import Any
 from . import __version__
 from .app.commands import add_subcommands as add_app_commands
 from .convert.commands import add_subcommands as add_convert_commands
-from .cpu_features import avoid_undescribed_tiles
 from .evaluation.commands import add_subcommands as add_evaluation_commands
 from .hub.commands import add_subcommands as add_hub_commands
 from .training.commands import add_subcommands as add_training_commands
@@ -44,7 +43,6 @@ def build_parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
     options = build_parser().parse_args(arguments)
-    avoid_undescribed_tiles()
     return int(options.handler(options) or 0)
 
 
@@ -65,7 +63,7 @@ def _list(options: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from .portable.registry import POSITION_ENCODINGS, list_position_encodings
+    from .portable.encodings import POSITION_ENCODINGS, list_position_encodings
 
     table = Table("name", "text", "images", "what it is", title="position encodings")
     text, images = list_position_encodings(1), list_position_encodings(2, causal=False)
@@ -100,7 +98,7 @@ def _zoo_table() -> Any:
 
 
 def _info(options: argparse.Namespace) -> int:
-    from .portable.registry import position_encoding_class
+    from .portable.encodings import position_encoding_class
 
     try:
         encoding = position_encoding_class(options.name)

@@ -32,7 +32,7 @@ from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
 from torch import Tensor
 
-from .portable.registry import position_encoding_class
+from .portable.encodings import position_encoding_class
 
 if TYPE_CHECKING:
     from .portable.vit import PositionVisionTransformer

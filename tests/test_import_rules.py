@@ -239,7 +239,7 @@ def test_upward_import_is_reported(path: str, source: str) -> None:
         ("seqpe_zoo/hub/push.py", "import torch\nfrom seqpe_zoo import SeqPE\nfrom ..training import config"),
         (
             "seqpe_zoo/__init__.py",
-            "from . import auto_classes, timm_models\nfrom .portable.registry import build",
+            "from . import auto_classes, timm_models\nfrom .portable.encodings import build",
         ),
         (
             "seqpe_zoo/evaluation/length.py",

@@ -264,7 +264,7 @@ def position_heatmap(model: nn.Module, size: int) -> Any:
         DataError: the model's encoding has no vectors.
     """
     encoding = encoding_with_vectors(model)
-    if encoding.data_dims == 2:
+    if encoding.host.num_dims == 2:
         return plot_grid_heatmaps(grid_heatmaps(encoding, size), f"grid of {size} x {size} patches")
     stride = -(-size // _LARGEST_HEATMAP)
     vectors = position_vectors(encoding, torch.arange(0, size, stride).unsqueeze(-1), [size])

@@ -79,18 +79,18 @@ def gpt2_state_dict_from_authors(
     left_out = set(names_left_out(model))
     for name, tensor in model.items():
         if match := _PER_LAYER_PROJECTION.fullmatch(name):
-            converted[f"transformer.wpe.projection.{match[1]}.{match[2]}"] = tensor
+            converted[f"transformer.position_encoding.projection.{match[1]}.{match[2]}"] = tensor
         elif match := _SHARED_PROJECTION.fullmatch(name):
-            converted[f"transformer.wpe.projection.0.{match[1]}"] = tensor
+            converted[f"transformer.position_encoding.projection.0.{match[1]}"] = tensor
         elif name == "transformer.wpe.weight":
             # (rows, C) or (1, rows, C); the release trains only the rows of its context.
             rows = getattr(config, "train_length", None) or config.n_positions
-            converted[name] = tensor.reshape(-1, tensor.shape[-1])[:rows]
+            converted["transformer.position_encoding.weight"] = tensor.reshape(-1, tensor.shape[-1])[:rows]
         elif name not in left_out:
             converted[name] = tensor
     if "transformer.wte.weight" in converted:
         converted.setdefault("lm_head.weight", converted["transformer.wte.weight"])
-    return converted | encoder_state_dict_from_authors(encoder, "transformer.wpe.encoder.")
+    return converted | encoder_state_dict_from_authors(encoder, "transformer.position_encoding.encoder.")
 
 
 def vit_state_dict_from_authors(

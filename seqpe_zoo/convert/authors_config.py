@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from .errors import ConversionError
+from .gpt2 import gpt2_settings
 
 INTEGRATIONS = {"attn_mul": "mul", "attn_add": "sum", "attn_scalar": "bias", "input_add": "input"}
 PROJECTIONS = {"multi": "per_layer", "single": "shared", "none": "none", None: "none"}
@@ -75,6 +76,7 @@ def _seqpe_options(config: Mapping[str, Any], method: str) -> dict[str, Any]:
     if missing:
         raise ConversionError("the configuration lacks settings of the position encoder:", missing)
     options = {ours: config[theirs] for ours, theirs in _ENCODER_OPTIONS.items()}
+    options["init"] = "release"
     options["encoder_causal"] = _choose(config, "SEQPE_ATTN_DIRECTION", {"causal": True, "bi": False})
     options["integration"] = _choose({"PE_APPLY_METHOD": method}, "PE_APPLY_METHOD", INTEGRATIONS)
     if method != "input_add":
@@ -145,25 +147,15 @@ def gpt2_from_authors(
         ConversionError: a setting is missing or unknown.
     """
     name, options = encoding_from_authors(pe_config)
-    taken = {key: _need(gpt2, key) for key in ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head")}
-    for key in GPT2_OPTIONAL:
-        if key in gpt2:
-            taken[key] = gpt2[key]
+    for key in ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head"):
+        _need(gpt2, key)
+    taken = gpt2_settings(gpt2)
     found = next((train_args[key] for key in _TRAIN_LENGTHS if train_args.get(key)), None)
     return taken | {
         "train_length": train_length or found or taken["n_positions"],
         "position_encoding": name,
         "position_encoding_args": options,
     }
-
-
-GPT2_OPTIONAL = (
-    *("n_inner", "activation_function", "resid_pdrop", "embd_pdrop", "attn_pdrop", "layer_norm_epsilon"),
-    *("initializer_range", "use_cache", "bos_token_id", "eos_token_id", "pad_token_id"),
-    *("tie_word_embeddings", "scale_attn_weights", "scale_attn_by_inverse_layer_idx"),
-    *("reorder_and_upcast_attn", "add_cross_attention"),
-)
-"""What else of GPT-2's configuration our own takes, or refuses by name."""
 
 
 def _need(config: Mapping[str, Any], *path: str) -> Any:

@@ -103,8 +103,8 @@ def _build_vit(
 def _build_gpt2(
     run: AuthorsRun, encoder: dict[str, Tensor], train_length: int | None
 ) -> tuple[nn.Module, dict[str, Tensor], str, dict[str, Any], list[str]]:
-    from ..portable.configuration_seqpe_gpt2 import SeqPEGPT2Config
-    from ..portable.modeling_seqpe_gpt2 import SeqPEGPT2LMHeadModel
+    from ..portable.configuration_seqpe import SeqPEGPT2Config
+    from ..portable.modeling_seqpe import SeqPEGPT2LMHeadModel
 
     args = gpt2_from_authors(run.gpt2, run.config, run.train_args, train_length)
     config = SeqPEGPT2Config(**args)

@@ -1,10 +1,10 @@
 """GPT-2 as it was published, as our GPT-2 with `ape_learn`: the same names, the same numbers."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from .authors import names_left_out
-from .authors_config import GPT2_OPTIONAL
 from .errors import ConversionError
 from .state_check import load_exactly
 from .zoo_checkpoint import Converted, public_name
@@ -61,34 +61,31 @@ def load_gpt2(source: str, revision: str | None = None) -> Any:
         raise ConversionError(f"{Path(source).name} is no GPT-2 that can be read: {reason}") from error
 
 
-def gpt2_settings(theirs: Any) -> dict[str, Any]:
-    """Returns the arguments of our configuration that a GPT-2 configuration decides.
+def gpt2_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the entries of a `config.json` that are settings of GPT-2."""
+    from transformers import GPT2Config
 
-    Raises:
-        ConversionError: it has an option of GPT-2 that our model does not have.
-    """
-    taken = ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head", *GPT2_OPTIONAL)
-    return {key: getattr(theirs, key) for key in taken if hasattr(theirs, key)}
+    of_the_file = {"_name_or_path", "architectures", "dtype", "model_type", "transformers_version"}
+    known = GPT2Config().to_dict().keys() - of_the_file
+    return {name: value for name, value in config.items() if name in known}
 
 
 def build_from_gpt2(theirs: Any) -> Converted:
     """Builds our model with the weights of a `GPT2LMHeadModel`.
 
-    Logits are identical; with the activation "gelu_pytorch_tanh", which GPT-2 does not have, up to rounding.
+    Logits are identical.
 
     Raises:
-        ConversionError: it differs from ours; says how.
+        ConversionError: weights are missing or too many, as those of cross-attention.
     """
-    from ..portable.configuration_seqpe_gpt2 import SeqPEGPT2Config
-    from ..portable.modeling_seqpe_gpt2 import SeqPEGPT2LMHeadModel
+    from ..portable.configuration_seqpe import SeqPEGPT2Config
+    from ..portable.modeling_seqpe import SeqPEGPT2LMHeadModel
 
-    try:
-        config = SeqPEGPT2Config(**gpt2_settings(theirs.config), position_encoding="ape_learn")
-    except ValueError as error:
-        raise ConversionError(f"this GPT-2 differs from ours: {error}") from error
+    settings = gpt2_settings(theirs.config.to_dict())
+    model = SeqPEGPT2LMHeadModel(SeqPEGPT2Config(**settings, position_encoding="ape_learn"))
     state = theirs.state_dict()
     left_out = names_left_out(state)
-    model = SeqPEGPT2LMHeadModel(config)
-    load_exactly(model, {name: state[name] for name in state if name not in left_out}, "the GPT-2")
+    renamed = {name.replace(".wpe.", ".position_encoding."): state[name] for name in state}
+    load_exactly(model, {name: renamed[name] for name in renamed if name not in left_out}, "the GPT-2")
     record = {"format": "GPT-2", "tensors": {"model": len(state)}, "left_out": left_out}
     return Converted(model.eval(), "transformers", record=record)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..portable.positions import grid_positions, range_positions
 from .errors import ConversionError
 from .gpt2 import gpt2_settings
 from .state_check import load_exactly
@@ -88,16 +89,18 @@ def graft_gpt2(
     Raises:
         ConversionError: the model has no learned table, or options do not suit it.
     """
-    from ..portable.configuration_seqpe_gpt2 import SeqPEGPT2Config
-    from ..portable.modeling_seqpe_gpt2 import SeqPEGPT2LMHeadModel
+    from ..portable.configuration_seqpe import SeqPEGPT2Config
+    from ..portable.modeling_seqpe import SeqPEGPT2LMHeadModel
 
-    table = getattr(theirs.transformer.wpe, "weight", None)
+    old = getattr(theirs.transformer, "position_encoding", theirs.transformer.wpe)
+    table = getattr(old, "weight", None)
     if table is None:
         raise ConversionError("the model has no learned table of positions (transformer.wpe.weight)")
     rows = table.shape[0]
     try:
         config = SeqPEGPT2Config(
-            **gpt2_settings(theirs.config) | {"train_length": rows},
+            **gpt2_settings(theirs.config.to_dict()),
+            train_length=rows,
             position_encoding="seqpe",
             position_encoding_args=_options(integration, options),
         )
@@ -107,11 +110,13 @@ def graft_gpt2(
         torch.manual_seed(seed)
         model = SeqPEGPT2LMHeadModel(config)
         probe = torch.randint(config.vocab_size, (4, rows)) if probe is None else probe[:, :rows]
-    own = {name: value for name, value in model.state_dict().items() if ".wpe." in name}
-    kept = {name: value for name, value in theirs.state_dict().items() if ".wpe." not in name}
+    positional = (".wpe.", ".position_encoding.")
+    own = {name: value for name, value in model.state_dict().items() if positional[1] in name}
+    state = theirs.state_dict()
+    kept = {name: state[name] for name in state if not any(part in name for part in positional)}
     load_exactly(model, kept | own, "the GPT-2")
-    encoding, positions = model.transformer.wpe, torch.arange(rows).unsqueeze(-1)
-    error = fit_encoder(encoding.encoder, positions, table, fit_steps, seed=seed)
+    encoding = model.transformer.position_encoding
+    error = fit_encoder(encoding.encoder, range_positions(rows), table, fit_steps, seed=seed)
     theirs.eval()
     if len(encoding.projection) > 0:
         width = config.n_embd
@@ -186,8 +191,7 @@ def graft_vit(
         with torch.no_grad():
             encoding.prefix.zero_()
             encoding.prefix[:prefix] = table[0, :prefix]
-    positions = encoding.grid(grid, (0, 0))
-    error = fit_encoder(encoding.encoder, positions, table[0, prefix:], fit_steps, seed=seed)
+    error = fit_encoder(encoding.encoder, grid_positions(grid), table[0, prefix:], fit_steps, seed=seed)
     theirs.eval()
     if len(encoding.projection) > 0:
         start_projection(encoding, _vit_layers(theirs, probe), seed)

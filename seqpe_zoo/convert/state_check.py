@@ -8,9 +8,13 @@ from .errors import ConversionError
 
 
 def state_problems(model: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
-    """Lists the keys of the model that the state lacks, its extra keys, and those of another shape."""
+    """Lists the keys of the model that the state lacks, its extra keys, and those of another shape.
+
+    What the weights of an encoding are (`kind`) is the model's to say: no other format has it.
+    """
     expected = model.state_dict()
-    problems = [f"missing: {name} {_shape(expected[name])}" for name in expected if name not in state]
+    lacking = [name for name in expected if name not in state and not name.endswith(".kind")]
+    problems = [f"missing: {name} {_shape(expected[name])}" for name in lacking]
     problems += [f"extra: {name} {_shape(state[name])}" for name in state if name not in expected]
     for name, tensor in state.items():
         if name in expected and tensor.shape != expected[name].shape:

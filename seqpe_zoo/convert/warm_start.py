@@ -36,10 +36,10 @@ class LayerWeights(NamedTuple):
 def fit_encoder(
     encoder: Any, positions: Tensor, table: Tensor, steps: int = 500, rate: float = 3e-3, seed: int = 0
 ) -> float:
-    """Fits a position encoder to a table.
+    """Fits a position encoder to a table, from small random weights, which come closer than larger ones.
 
     Args:
-        encoder: a `PositionEncoder`.
+        encoder: a `PositionEncoder`; its weights are replaced.
         positions: (N, n).
         table: (N, W), the vectors wanted.
         steps: of the optimisation; 0 corrects the last layer alone.
@@ -55,6 +55,7 @@ def fit_encoder(
     encoder.eval()
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         torch.manual_seed(seed)
+        encoder.reset_parameters(0.02)
         optimizer = torch.optim.Adam(encoder.parameters(), rate)
         for step in range(steps):
             for group in optimizer.param_groups:
@@ -86,8 +87,7 @@ def _correct_last_layer(encoder: Any, positions: Tensor, table: Tensor) -> None:
     seen: list[Tensor] = []
     hook = encoder.out.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].double()))
     try:
-        # Sorted and different positions, so that the hook sees them in this order.
-        encoded = torch.cat([encoder(chunk) for chunk in positions.split(encoder.chunk_size)])
+        encoded = encoder.encode_each(positions)  # in this order, so that states and vectors fit together
     finally:
         hook.remove()
     left = (table - encoded).double() / encoder.inverse_temperature

@@ -50,7 +50,7 @@ def check_resolutions(model: ImageModel, resolutions: Sequence[int]) -> None:
             )
         if encoding is not None:
             try:
-                encoding.check_size(resolution // model.patch_size - 1)
+                encoding.check_limit([resolution // model.patch_size])
             except ValueError as error:
                 raise DataError(f"resolution {resolution}: {error}") from error
 

@@ -278,10 +278,10 @@ def _diagnose(arguments: argparse.Namespace) -> int:
     else:
         model = load_image_model(arguments.model, library=arguments.library, **options).model
     encoding = encoding_with_vectors(model)
-    is_line = encoding.data_dims == 1
+    is_line = encoding.host.num_dims == 1
     size = arguments.positions if is_line else arguments.side or 2 * (encoding.train_shape or (14, 14))[0]
     try:
-        encoding.check_size(size - 1)
+        encoding.check_limit([size])
     except ValueError as error:
         raise DataError(str(error)) from error
     scores = diagnose_line(encoding, size) if is_line else diagnose_grid(encoding, size)

@@ -62,7 +62,7 @@ class ImageModel:
 def find_position_encoding(model: nn.Module) -> Any | None:
     """Returns the position encoding of one of our models, or of a copy from the Hub; None for others."""
     for module in model.modules():
-        if hasattr(module, "encode_prefix") and hasattr(module, "make_stage") and hasattr(module, "options"):
+        if hasattr(module, "encode_prefix") and hasattr(module, "make_operation"):
             return module
     return None
 

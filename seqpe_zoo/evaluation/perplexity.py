@@ -43,7 +43,7 @@ def check_lengths(model: nn.Module, lengths: Sequence[int]) -> None:
     encoding = find_position_encoding(model)
     if encoding is not None:
         try:
-            encoding.check_size(max(lengths) - 1)
+            encoding.check_limit([max(lengths)])
         except ValueError as error:
             raise DataError(f"length {max(lengths)}: {error}") from error
         return

@@ -6,10 +6,7 @@ contradicts itself is refused here, before a model is built.
 
 from typing import Any
 
-import torch
 from transformers.configuration_utils import PreTrainedConfig, strict
-
-from .registry import build_position_encoding
 
 AUTO_MAP = {
     "AutoConfig": "configuration_seqpe_vit.SeqPEViTConfig",
@@ -17,6 +14,15 @@ AUTO_MAP = {
     "AutoModelForImageClassification": "modeling_seqpe_vit.SeqPEViTForImageClassification",
 }
 """Where the Auto classes find their code in a checkpoint; all of it is saved, whichever class is."""
+
+
+def auto_map_of(config: Any) -> dict[str, str]:
+    """Where the Auto classes find their code in a checkpoint, as of every configuration of ours."""
+    return AUTO_MAP
+
+
+REMOVED_OPTIONS = ("projection_init", "chunk_size", "objective_probability", "sequence_model", "distance")
+"""Options of edition one that checkpoints may name and that do not change what their weights mean."""
 
 
 @strict
@@ -50,6 +56,7 @@ class SeqPEViTConfig(PreTrainedConfig):
     """
 
     model_type = "seqpe_vit"
+    _auto_class = "AutoConfig"
 
     image_size: int | list[int] | tuple[int, ...] = 224
     patch_size: int = 16
@@ -76,7 +83,8 @@ class SeqPEViTConfig(PreTrainedConfig):
     image_std: list[float] | tuple[float, ...] = (0.229, 0.224, 0.225)
 
     def __post_init__(self, **kwargs: Any) -> None:
-        self.position_encoding_args = dict(self.position_encoding_args or {})
+        given = self.position_encoding_args or {}
+        self.position_encoding_args = {k: v for k, v in given.items() if k not in REMOVED_OPTIONS}
         self.vit_args = dict(self.vit_args or {})
         auto_map = kwargs.pop("auto_map", None)
         super().__post_init__(**kwargs)
@@ -89,18 +97,6 @@ class SeqPEViTConfig(PreTrainedConfig):
         height, width = self.image_height_width
         if min(height, width) < self.patch_size:
             raise ValueError(f"an image of {height} x {width} is smaller than patch_size={self.patch_size}")
-        # Building without memory checks everything that an encoding asks of its model and of its options.
-        with torch.device("meta"):
-            build_position_encoding(
-                self.position_encoding,
-                self.hidden_size,
-                num_heads=self.num_attention_heads,
-                num_layers=self.num_hidden_layers,
-                num_dims=2,
-                train_shape=(height // self.patch_size, width // self.patch_size),
-                num_prefix=int(self.class_token) + self.num_register_tokens,
-                **self.position_encoding_args,
-            )
 
     @property
     def image_height_width(self) -> tuple[int, int]:

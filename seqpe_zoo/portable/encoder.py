@@ -1,27 +1,252 @@
 """The position encoder of the paper (section 3.2): positions in, vectors out.
 
-Digit, digit-place and dimension embeddings are summed, [CLS] is appended last, a named sequence model reads
-the sequence, and the state of [CLS] is normalised and projected. Equal positions are encoded once, and
-positions that share leading digits share that computation wherever it is exact (see `prefix_tree.py`).
-Memory in inference is bounded by `chunk_size`. What is done with the vectors is the business of
-`pe_seqpe.py`.
+Digit, digit-place and dimension embeddings are summed, [CLS] is appended last, a small pre-norm transformer
+reads the sequence, and the state of [CLS] is normalised and projected. Equal positions are encoded once. Under
+causal attention the state of a digit depends on the digits before it alone, so positions that share leading
+digits share those states: 0..19999 with five digits are 120,000 tokens but 22,222 different prefixes. In the
+first layer inputs come from a vocabulary of n * k * b vectors, so its scores are a table. What is done with the
+vectors is the business of `seqpe.py`.
 """
 
-from typing import Dict, Optional, Tuple
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .digits import positions_to_digits, real_digit_mask
-from .prefix_tree import build_prefix_tree, sort_unique_positions
-from .sequence_gru import SequenceGRU
-from .sequence_transformer import SequenceTransformer
-from .tracing import is_traced
+from .position_encoding import is_traced
+from .positions import positions_to_digits, real_digit_mask
 
-SEQUENCE_MODELS: Dict[str, type] = {
-    "transformer": SequenceTransformer,
-    "gru": SequenceGRU,
-}
+CHUNK_SIZE = 2048
+"""Positions encoded at a time in inference, which bounds memory."""
+
+MAX_SCORE_TABLE = 512
+"""Vocabularies above this size get no table of all first-layer scores, which is quadratic in their size."""
+
+
+class PrefixTree(NamedTuple):
+    """The different prefixes of U digit sequences of T digits, numbered place by place; M of them."""
+
+    place: Tensor
+    """(M,) place of the last digit of each prefix, ascending."""
+    leaf: Tensor
+    """(M,) one sequence that starts with each prefix."""
+    paths: Tensor
+    """(U, T) prefix of each sequence at each place."""
+
+
+def sort_unique_positions(positions: Tensor, capacity: int) -> tuple[Tensor, Tensor | None]:
+    """Sorts positions lexicographically and drops repetitions.
+
+    Args:
+        positions: (N, n), coordinates from -1 (absent) to capacity - 1.
+        capacity: coordinates are below it.
+
+    Returns:
+        The unique positions (U, n) and, for each input position, its number among them (N,); None instead
+        when the input was sorted and unique already, which saves the copy.
+    """
+    num_dims = positions.shape[-1]
+    if (capacity + 1) ** num_dims >= 2**63:  # a single integer cannot number all positions
+        return torch.unique(positions, dim=0, return_inverse=True)
+    codes = positions[:, 0].long() + 1
+    for dimension in range(1, num_dims):
+        codes = codes * (capacity + 1) + (positions[:, dimension] + 1)
+    if bool((codes[1:] > codes[:-1]).all()):
+        return positions, None
+    codes, inverse = torch.unique(codes, return_inverse=True)
+    coordinates = []
+    for _ in range(num_dims):
+        coordinates.append(codes % (capacity + 1) - 1)
+        codes = codes // (capacity + 1)
+    return torch.stack(coordinates[::-1], dim=-1), inverse
+
+
+def build_prefix_tree(symbols: Tensor) -> PrefixTree:
+    """Finds the different prefixes of sequences (U, T), whose rows are different and sorted."""
+    starts_prefix = torch.ones_like(symbols, dtype=torch.bool)
+    # Whether a row differs from the row above at this place or before it.
+    starts_prefix[1:] = (symbols[1:] != symbols[:-1]).long().cumsum(dim=1) > 0
+    counts = starts_prefix.sum(dim=0)
+    paths = starts_prefix.long().cumsum(dim=0) - 1 + (counts.cumsum(dim=0) - counts)
+    place, leaf = starts_prefix.t().nonzero(as_tuple=True)
+    return PrefixTree(place, leaf, paths)
+
+
+class TransformerLayer(nn.Module):
+    """One pre-norm layer in the manner of GPT-2: tanh-approximated GELU, LayerNorm with eps 1e-5."""
+
+    def __init__(self, dim: int, num_heads: int, dropout: float, attention_dropout: float) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.norm1 = nn.LayerNorm(dim)
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.proj = nn.Linear(dim, dim)
+        self.norm2 = nn.LayerNorm(dim)
+        self.fc1 = nn.Linear(dim, 4 * dim)
+        self.fc2 = nn.Linear(4 * dim, dim)
+        self.dropout = dropout
+        self.attention_dropout = attention_dropout
+
+    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
+        """Adds the projected attention output and the feed-forward part to the residual stream."""
+        x = x + F.dropout(self.proj(attended), self.dropout, self.training)
+        hidden = self.fc2(F.gelu(self.fc1(self.norm2(x)), approximate="tanh"))
+        return x + F.dropout(hidden, self.dropout, self.training)
+
+    def forward(self, x: Tensor, mask: Tensor | None, last_only: bool) -> Tensor:
+        """Runs whole sequences (N, S, d), or with `last_only` their last token alone, (N, 1, d).
+
+        Args:
+            x: (N, S, d).
+            mask: bool, broadcastable to (N, 1, S, S), true where attention is allowed; None for everywhere.
+            last_only: whether anyone reads the other tokens.
+        """
+        q, k, v = (part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in self.project(x))
+        if last_only:
+            x, q = x[:, -1:], q[:, :, -1:]
+            mask = mask[..., -1:, :] if mask is not None else None
+        drop = self.attention_dropout if self.training else 0.0
+        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=drop)  # (N, H, S, D)
+        return self.finish(x, attended.transpose(1, 2).flatten(2))
+
+    def project(self, x: Tensor) -> Any:
+        """Queries, keys and values (..., d)."""
+        return self.qkv(self.norm1(x)).chunk(3, dim=-1)
+
+    def attend(self, scores: Tensor, valid: Tensor) -> Tensor:
+        """Probabilities of (Q, T + 1, H) scores over the slots that are valid (Q, T + 1)."""
+        scores = scores.masked_fill(~valid.unsqueeze(-1), float("-inf"))
+        return F.dropout(scores.softmax(dim=1), self.attention_dropout, self.training)
+
+
+class SequenceTransformer(nn.Module):
+    """Maps digit sequences to the final state of [CLS].
+
+    Two ways to the same numbers. `forward` runs every full sequence: it has static shapes and serves compilation,
+    export and bidirectional attention. `forward_shared` runs each different prefix once. Residual dropout is drawn
+    once for each row that is computed, so in `forward_shared` positions below a prefix share its draw.
+
+    Args:
+        dim: width d.
+        num_heads: heads of each layer.
+        num_layers: N of the paper.
+        causal: causal or bidirectional attention.
+        dropout: residual dropout.
+        attention_dropout: dropout of attention probabilities.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        num_layers: int,
+        causal: bool = True,
+        dropout: float = 0.1,
+        attention_dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.causal = causal
+        self.num_heads = num_heads
+        self.layers = nn.ModuleList(
+            [TransformerLayer(dim, num_heads, dropout, attention_dropout) for _ in range(num_layers)]
+        )
+
+    def forward(self, vocabulary: Tensor, final: Tensor, tokens: Tensor, visible: Tensor | None) -> Tensor:
+        """Runs every full sequence.
+
+        Args:
+            vocabulary: (V, d), input vectors of all tokens.
+            final: (d,), input vector of [CLS].
+            tokens: (N, T), rows of `vocabulary`.
+            visible: bool (N, T), false for tokens that others may not attend to; None when all are visible.
+
+        Returns:
+            (N, d).
+        """
+        x = torch.cat([vocabulary[tokens], final.expand(tokens.shape[0], 1, -1)], dim=1)  # (N, T + 1, d)
+        length = tokens.shape[1] + 1
+        mask = None
+        if self.causal:
+            mask = torch.ones(length, length, dtype=torch.bool, device=x.device).tril()
+        if visible is not None:
+            # A token always sees itself, so that no row of the softmax is empty; nobody reads hidden tokens.
+            keys = F.pad(visible, (0, 1), value=True)[:, None, None, :]
+            keys = keys | torch.eye(length, dtype=torch.bool, device=x.device)
+            mask = keys if mask is None else keys & mask
+        for index, layer in enumerate(self.layers):
+            x = layer(x, mask, index == len(self.layers) - 1)
+        return x[:, -1]
+
+    def forward_shared(
+        self, vocabulary: Tensor, final: Tensor, tokens: Tensor, visible: Tensor | None, tree: PrefixTree
+    ) -> Tensor:
+        """Runs each different prefix once; causal attention only. Arguments as for `forward`.
+
+        The rows are the M prefixes, then the U [CLS] tokens. Each row attends to T + 1 slots: the prefixes
+        of its path, of which those up to its own place are valid, and (for [CLS]) itself.
+        """
+        num_prefixes, num_leaves = tree.place.shape[0], tokens.shape[0]
+        slots, valid = self._slots(tree, visible)
+        inputs = torch.cat([vocabulary, final.unsqueeze(0)])  # (V + 1, d)
+        cls_token = vocabulary.shape[0]
+        own = torch.cat(
+            [tokens[tree.leaf, tree.place], tokens.new_full((num_leaves,), cls_token)]
+        )  # (M + U,)
+        x = torch.empty(0)
+        for index, layer in enumerate(self.layers):
+            # Nobody reads the prefixes after the last layer.
+            is_last = index == len(self.layers) - 1
+            queries = slice(num_prefixes if is_last else 0, num_prefixes + num_leaves)
+            if index == 0 and inputs.shape[0] <= MAX_SCORE_TABLE:
+                rows = torch.cat([tokens[tree.leaf], tokens])[queries]
+                keys = F.pad(rows, (0, 1), value=cls_token)  # (Q, T + 1)
+                x = self._first_layer(layer, inputs, own[queries], keys, valid[queries])
+            else:
+                x = inputs[own] if index == 0 else x
+                x = self._shared_layer(layer, x, queries, slots[queries], valid[queries])
+        return x
+
+    def _slots(self, tree: PrefixTree, visible: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Returns the rows of each row's slots and which it may attend to, both (M + U, T + 1)."""
+        num_prefixes, (num_leaves, length) = tree.place.shape[0], tree.paths.shape
+        device = tree.place.device
+        cls_rows = torch.arange(num_prefixes, num_prefixes + num_leaves, device=device)
+        of_cls = torch.cat([tree.paths, cls_rows.unsqueeze(1)], dim=1)
+        slots = torch.cat([F.pad(tree.paths[tree.leaf], (0, 1)), of_cls])
+        places = torch.arange(length + 1, device=device)
+        reached = places <= tree.place.unsqueeze(1)
+        reads = torch.ones(num_leaves, length + 1, dtype=torch.bool, device=device)
+        if visible is not None:
+            reached = reached & F.pad(visible[tree.leaf], (0, 1)) | (places == tree.place.unsqueeze(1))
+            reads = F.pad(visible, (0, 1), value=True)
+        return slots, torch.cat([reached, reads])
+
+    def _first_layer(self, layer: Any, inputs: Tensor, own: Tensor, keys: Tensor, valid: Tensor) -> Tensor:
+        """The layer over raw inputs: scores are looked up in a table of all pairs of vocabulary entries."""
+        size, dim = inputs.shape
+        q, k, v = (part.unflatten(-1, (self.num_heads, -1)).transpose(0, 1) for part in layer.project(inputs))
+        table = torch.matmul(q * (dim // self.num_heads) ** -0.5, k.transpose(1, 2))  # (H, V + 1, V + 1)
+        scores = F.embedding(own.unsqueeze(1) * size + keys, table.flatten(1).t())  # (Q, T + 1, H)
+        probabilities = layer.attend(scores, valid).permute(2, 0, 1)  # (H, Q, T + 1)
+        # The T + 1 keys of a row are different vocabulary entries, so weights can be laid out over the
+        # vocabulary and the mixture of values becomes one matrix product, forwards and backwards.
+        weights = probabilities.new_zeros(self.num_heads, keys.shape[0], size)
+        weights = weights.scatter(2, keys.expand(self.num_heads, -1, -1), probabilities)
+        mixed = torch.matmul(weights, v).transpose(0, 1).flatten(1)  # (Q, d)
+        return layer.finish(F.embedding(own, inputs), mixed)
+
+    def _shared_layer(self, layer: Any, x: Tensor, queries: slice, slots: Tensor, valid: Tensor) -> Tensor:
+        """A later layer: rows gather the keys and values of their slots."""
+        heads = (self.num_heads, x.shape[-1] // self.num_heads)
+        normed, dim = layer.norm1(x), x.shape[-1]
+        weight, bias = layer.qkv.weight, layer.qkv.bias  # queries only for the rows that are read
+        q = F.linear(normed[queries], weight[:dim], bias[:dim]) * heads[1] ** -0.5
+        key_value = F.embedding(slots, F.linear(normed, weight[dim:], bias[dim:]))  # (Q, T + 1, 2d)
+        k, v = (part.unflatten(-1, heads) for part in key_value.chunk(2, dim=-1))  # (Q, T + 1, H, D)
+        scores = (q.unflatten(-1, heads).unsqueeze(1) * k).sum(-1)  # (Q, T + 1, H)
+        mixed = (layer.attend(scores, valid).unsqueeze(-1) * v).sum(1).flatten(1)
+        return layer.finish(x[queries], mixed)
 
 
 class PositionEncoder(nn.Module):
@@ -37,8 +262,7 @@ class PositionEncoder(nn.Module):
         dim: width of the encoder.
         num_heads: attention heads of the encoder.
         num_layers: layers of the encoder.
-        sequence_model: a key of `SEQUENCE_MODELS`.
-        causal: causal (the paper) or bidirectional attention; a recurrent model is always causal.
+        causal: causal (the paper) or bidirectional attention.
         dropout: residual dropout.
         attention_dropout: dropout of the encoder's attention probabilities.
         final_norm: whether the state of [CLS] is normalised before the projection.
@@ -47,7 +271,6 @@ class PositionEncoder(nn.Module):
             them visible in all its runs, and so does the default.
         allow_absent: whether a coordinate may be -1, "not there", and is then hidden: for batches that mix
             text and images.
-        chunk_size: positions encoded at a time in inference.
     """
 
     def __init__(
@@ -59,7 +282,6 @@ class PositionEncoder(nn.Module):
         dim: int = 384,
         num_heads: int = 6,
         num_layers: int = 2,
-        sequence_model: str = "transformer",
         causal: bool = True,
         dropout: float = 0.1,
         attention_dropout: float = 0.0,
@@ -67,14 +289,12 @@ class PositionEncoder(nn.Module):
         temperature: float = 1.0,
         mask_padding: bool = False,
         allow_absent: bool = False,
-        chunk_size: int = 2048,
     ) -> None:
         super().__init__()
         self.base, self.num_digits, self.num_dims = base, num_digits, num_dims
         self.capacity = base**num_digits
         self.out_dim = out_dim
         self.mask_padding, self.allow_absent = mask_padding, allow_absent
-        self.chunk_size = chunk_size
         self.inverse_temperature = 1.0 / temperature
 
         self.digit_embedding = nn.Parameter(torch.empty(base, dim))  # T
@@ -84,71 +304,53 @@ class PositionEncoder(nn.Module):
         # With one dimension D is a constant, and the paper fixes it at zero.
         self.dimension_embedding = nn.Parameter(torch.empty(num_dims, dim)) if num_dims > 1 else None
         self.cls_embedding = nn.Parameter(torch.empty(dim))
-        if sequence_model == "gru":
-            self.model: nn.Module = SequenceGRU(dim, num_layers, dropout)
-        else:
-            self.model = SequenceTransformer(dim, num_heads, num_layers, causal, dropout, attention_dropout)
+        self.model = SequenceTransformer(dim, num_heads, num_layers, causal, dropout, attention_dropout)
         self.norm = nn.LayerNorm(dim) if final_norm else nn.Identity()
         self.out = nn.Linear(dim, out_dim)
         self.reset_parameters()
 
-    def reset_parameters(self, std: float = 0.02) -> None:
-        """Initialises as the release does: normal weights of `std`, zero biases, unit norms."""
+    def reset_parameters(self, std: float | None = 0.02) -> None:
+        """Initialises with normal weights of `std`, as the release; None for 1 / sqrt(fan in)."""
         for module in self.modules():
             if isinstance(module, nn.LayerNorm):
                 nn.init.ones_(module.weight)
                 nn.init.zeros_(module.bias)
             elif isinstance(module, nn.Linear):
-                nn.init.normal_(module.weight, std=std)
+                nn.init.normal_(module.weight, std=std or module.in_features**-0.5)
                 nn.init.zeros_(module.bias)
-            elif isinstance(module, nn.GRUCell):
-                module.reset_parameters()
         for embedding in (self.digit_embedding, self.place_embedding, self.cls_embedding):
-            nn.init.normal_(embedding, std=std)
+            nn.init.normal_(embedding, std=std or 0.5)
         if self.dimension_embedding is not None:
-            nn.init.normal_(self.dimension_embedding, std=std)
+            nn.init.normal_(self.dimension_embedding, std=std or 0.5)
 
     def forward(self, positions: Tensor) -> Tensor:
         """Encodes positions (..., n) to vectors (..., out_dim). Positions are not checked here."""
         flat = positions.reshape(-1, self.num_dims)
-        if torch.jit.is_scripting():
-            encoded = self.encode_each(flat)
-        else:
-            encoded = self._encode_flat(flat)
-        shape = list(positions.shape)
-        return encoded.reshape(shape[:-1] + [self.out_dim])
+        encoded = self.encode_each(flat) if is_traced() else self._encode_unique(flat)
+        return encoded.reshape(*positions.shape[:-1], self.out_dim)
 
     def encode_each(self, positions: Tensor) -> Tensor:
         """Encodes (N, n) positions one by one, with static shapes and nothing shared; returns (N, P)."""
         tokens, visible = self._tokens(positions)
         return self._project(self.model(self._vocabulary(), self.cls_embedding, tokens, visible))
 
-    @torch.jit.unused
-    def _encode_flat(self, positions: Tensor) -> Tensor:
-        if is_traced():
-            return self.encode_each(positions)
+    def _encode_unique(self, positions: Tensor) -> Tensor:
+        """Encodes each different position once, in inference some at a time."""
         unique, inverse = sort_unique_positions(positions, self.capacity)
-        count = unique.shape[0]
-        if torch.is_grad_enabled() or count <= self.chunk_size:
-            encoded = self._encode_sorted(unique)
-        else:
-            encoded = self._project(self.cls_embedding[None]).new_empty(count, self.out_dim)
-            for start in range(0, count, self.chunk_size):
-                stop = start + self.chunk_size
-                encoded[start:stop] = self._encode_sorted(unique[start:stop])
-        return encoded if inverse is None else nn.functional.embedding(inverse, encoded)
+        chunks = [unique] if torch.is_grad_enabled() else unique.split(CHUNK_SIZE)
+        encode = self._encode_sorted if self.model.causal else self.encode_each
+        encoded = torch.cat([encode(chunk) for chunk in chunks])
+        return encoded if inverse is None else F.embedding(inverse, encoded)
 
     def _encode_sorted(self, positions: Tensor) -> Tensor:
-        """Encodes sorted, different positions."""
+        """Encodes sorted, different positions, sharing their prefixes."""
+        if positions.shape[0] == 0:
+            return self.encode_each(positions)
         tokens, visible = self._tokens(positions)
-        vocabulary = self._vocabulary()
-        if self.model.shares_prefixes and positions.shape[0] > 0:
-            # Absent coordinates have a token of no meaning; what tells prefixes apart is the position itself.
-            symbols = tokens if not self.allow_absent else tokens * 2 + self._present(positions)
-            tree = build_prefix_tree(symbols)
-            states = self.model.forward_shared(vocabulary, self.cls_embedding, tokens, visible, tree)  # type: ignore[operator]
-        else:
-            states = self.model(vocabulary, self.cls_embedding, tokens, visible)
+        # Absent coordinates have a token of no meaning; what tells prefixes apart is the position itself.
+        symbols = tokens * 2 + self._present(positions) if self.allow_absent else tokens
+        tree = build_prefix_tree(symbols)
+        states = self.model.forward_shared(self._vocabulary(), self.cls_embedding, tokens, visible, tree)
         return self._project(states)
 
     def _vocabulary(self) -> Tensor:
@@ -158,13 +360,10 @@ class PositionEncoder(nn.Module):
             places = places + self.dimension_embedding.repeat_interleave(self.num_digits, dim=0)
         return (places.unsqueeze(1) + self.digit_embedding).flatten(0, 1)
 
-    def _tokens(self, positions: Tensor) -> Tuple[Tensor, Optional[Tensor]]:
+    def _tokens(self, positions: Tensor) -> tuple[Tensor, Tensor | None]:
         """Turns positions (N, n) into vocabulary entries (N, n * k) and tells which may be attended to."""
-        visible: Optional[Tensor] = None
-        if self.allow_absent:
-            visible = self._present(positions)
-            positions = positions.clamp(min=0)
-        digits = positions_to_digits(positions, self.base, self.num_digits)
+        visible = self._present(positions) if self.allow_absent else None
+        digits = positions_to_digits(positions.clamp(min=0), self.base, self.num_digits)
         if self.mask_padding:
             real = real_digit_mask(digits, self.num_digits)
             visible = real if visible is None else visible & real

@@ -19,9 +19,8 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_seqpe_vit import SeqPEViTConfig
-from .pe_base import PositionEncoding
-from .vit import PositionVisionTransformer
-from .vit_attention import HoldsStage, PositionBlock
+from .position_encoding import PositionEncoding
+from .vit import PositionBlock, PositionVisionTransformer, objectives_of
 
 
 @dataclass
@@ -56,14 +55,13 @@ class SeqPEViTPreTrainedModel(PreTrainedModel):
         self.vit = PositionVisionTransformer(
             **config.vit_arguments(), num_classes=num_classes, weight_init="skip"
         )
-        for module in self.vit.modules():
-            if isinstance(module, HoldsStage):
-                module.fused_attn = config._attn_implementation != "eager"
+        for block in self.vit.blocks:
+            block.attn.fused_attn = config._attn_implementation != "eager"
         self.gradient_checkpointing = False
-        # The encoding is called by methods other than `forward`: its parts must stay together.
-        whole = (*self.vit.blocks, self.vit.position_encoding)
-        self._no_split_modules = sorted({type(module).__name__ for module in whole})
+        self._no_split_modules = ["PositionBlock", type(self.vit.position_encoding).__name__]
         self.post_init()
+        # Checkpoints of the first edition do not say what their weights are for.
+        self._keys_to_ignore_on_load_missing = {r"position_encoding\.kind$"}
 
     def get_input_embeddings(self) -> nn.Module:
         return self.vit.patch_embed
@@ -85,15 +83,19 @@ class SeqPEViTPreTrainedModel(PreTrainedModel):
                 if token is not None:
                     init.normal_(token, std=1e-6)
         elif isinstance(module, PositionEncoding):
-            reset = getattr(module, "reset_parameters", None)
-            if reset is not None:
-                reset()
-            for buffer in module.buffers(recurse=False):
-                init.zeros_(buffer)
+            module.initialize()
         elif hasattr(module, "gamma") and hasattr(module, "init_values"):  # timm's layer scale
             init.constant_(module.gamma, module.init_values)
         elif hasattr(module, "latent"):  # timm's attention pooling
             init.normal_(module.latent, std=self.config.hidden_size**-0.5)
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """As in transformers; weights of another encoding or integration are refused."""
+        loaded = super().from_pretrained(*args, **kwargs)
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        model.vit.position_encoding.check_kind()
+        return loaded
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Any:
         """As in transformers; also saves an image processor where there is none, so that pipelines work."""
@@ -118,6 +120,8 @@ def image_processor(config: SeqPEViTConfig) -> Any:
 
 class SeqPEViTModel(SeqPEViTPreTrainedModel):
     """The ViT without a head."""
+
+    _auto_class = "AutoModel"
 
     _keys_to_ignore_on_load_unexpected = [r"^vit\.head\."]
 
@@ -144,6 +148,8 @@ class SeqPEViTModel(SeqPEViTPreTrainedModel):
 class SeqPEViTForImageClassification(SeqPEViTPreTrainedModel):
     """The ViT with a classifier."""
 
+    _auto_class = "AutoModelForImageClassification"
+
     def __init__(self, config: SeqPEViTConfig) -> None:
         super().__init__(config, num_classes=config.num_labels)
         self.num_labels = config.num_labels
@@ -167,11 +173,13 @@ class SeqPEViTForImageClassification(SeqPEViTPreTrainedModel):
             start: row and column of the first patch; by default the origin, in training at random.
             **kwargs: for the loss (`num_items_in_batch`), and what to return.
         """
+        has_objectives = self.training and labels is not None and objectives_of(self.vit.position_encoding)
+        self.vit.wants_objectives = has_objectives
         logits = self.vit(pixel_values, start=start)
         loss = losses = None
         if labels is not None:
             loss = self.loss_function(labels, logits, self.config, **kwargs)
-            if self.vit.position_encoding.has_training_objectives():
+            if has_objectives:
                 losses = self.vit.position_losses()
                 loss = loss + losses.weighted.to(loss.device) * _share_of_batch(labels, **kwargs)
         return SeqPEViTImageClassifierOutput(

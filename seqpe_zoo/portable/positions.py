@@ -1,29 +1,56 @@
-"""Positions: where tokens are, as integer tensors of shape (..., n).
+"""Positions: where tokens are, and how a position is written as digits (paper, section 3.2).
 
-Everything that makes positions lives here: ranges for text, grids for images and volumes, positions counted
-over a padding mask or continued after a cache. Positions are validated here, where they are made, with Python
-integers where those are known, so that the hot path never waits for a device. Turning positions into digits
-is the business of `digits.py`.
+A position has n integer coordinates. `Positions` describes those of a forward pass: a grid whose size is known
+without looking at a tensor (a range of text is a grid of one dimension), or a tensor. Positions are checked
+where they are made, with Python integers where those are known, so that the forward pass does not wait for a
+device. Digits are plain tensor arithmetic that can be traced, compiled and exported.
 """
 
 import math
-from typing import List, Optional, Sequence
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 ABSENT = -1
-"""A coordinate that a token does not have, as the row and column of a word between two pictures."""
+"""A coordinate that a token does not have, such as the row and column of a word between two images."""
 
 
-def range_positions(length: int, start: int = 0, device: Optional[torch.device] = None) -> Tensor:
+class Positions(NamedTuple):
+    """The positions of a forward pass: a grid `size` cells large whose first is `start`, or a tensor `ids`."""
+
+    size: tuple[int, ...] | None = None
+    start: tuple[int, ...] = ()
+    """As long as `size`."""
+    ids: Tensor | None = None
+    """Integers (L, n) or (B, L, n)."""
+    bound: int | None = None
+    """What all coordinates of `ids` are known to be below, where that is known."""
+
+    def tensor(self, device: Any = None) -> Tensor:
+        """Returns (L, n), or (B, L, n) where the examples of a batch differ."""
+        if self.ids is not None:
+            return self.ids
+        assert self.size is not None
+        return grid_positions(self.size, self.start, device)
+
+    def limit(self) -> list[int]:
+        """Returns what all coordinates are below, by dimension; reads the values of a tensor."""
+        if self.size is not None:
+            return [cells + first for cells, first in zip(self.size, self.start, strict=True)]
+        assert self.ids is not None
+        if self.bound is not None or self.ids.numel() == 0 or self.ids.is_meta:
+            return [self.bound or 0] * self.ids.shape[-1]
+        return [int(side) + 1 for side in self.ids.reshape(-1, self.ids.shape[-1]).amax(dim=0)]
+
+
+def range_positions(length: int, start: int = 0, device: Any = None) -> Tensor:
     """Returns the 1-D positions start, start + 1, ... as an (L, 1) tensor."""
     return torch.arange(start, start + length, device=device).unsqueeze(-1)
 
 
-def grid_positions(
-    size: Sequence[int], start: Optional[Sequence[int]] = None, device: Optional[torch.device] = None
-) -> Tensor:
+def grid_positions(size: Sequence[int], start: Sequence[int] | None = None, device: Any = None) -> Tensor:
     """Returns the positions of a grid in row-major order, last dimension fastest.
 
     Args:
@@ -34,10 +61,8 @@ def grid_positions(
     Returns:
         Tensor of shape (prod(size), n); dimension 0 is the row of an image, dimension 1 its column.
     """
-    axes: List[Tensor] = []
-    for dimension, cells in enumerate(size):
-        origin = 0 if start is None else start[dimension]
-        axes.append(torch.arange(cells, device=device) + origin)
+    origin = [0] * len(size) if start is None else start
+    axes = [torch.arange(cells, device=device) + first for cells, first in zip(size, origin)]
     return torch.stack(torch.meshgrid(axes, indexing="ij"), dim=-1).reshape(-1, len(axes))
 
 
@@ -51,18 +76,13 @@ def positions_from_mask(attention_mask: Tensor, start: int = 0) -> Tensor:
     Returns:
         (B, L, 1); padded tokens repeat the position before them (or `start`), which is always legal.
     """
-    counted = attention_mask.long().cumsum(dim=-1) - 1
+    counted = (attention_mask != 0).long().cumsum(dim=-1) - 1
     return (counted.clamp(min=0) + start).unsqueeze(-1)
 
 
-def positions_after_cache(past_length: int, length: int, device: Optional[torch.device] = None) -> Tensor:
-    """Returns the (L, 1) positions of new tokens that continue a cache of `past_length` tokens."""
-    return range_positions(length, past_length, device)
-
-
-def ravel_positions(positions: Tensor, sides: List[int]) -> Tensor:
+def ravel_positions(positions: Tensor, sides: Sequence[int]) -> Tensor:
     """Numbers the cells of a box in row-major order: (..., n) positions to (...) indices."""
-    index = positions[..., 0].long()  # small integer types would overflow
+    index = positions[..., 0].long()
     for dimension in range(1, len(sides)):
         index = index * sides[dimension] + positions[..., dimension]
     return index
@@ -70,68 +90,11 @@ def ravel_positions(positions: Tensor, sides: List[int]) -> Tensor:
 
 def unravel_positions(index: Tensor, sides: Sequence[int]) -> Tensor:
     """Inverse of `ravel_positions`: (...) indices to (..., n) positions."""
-    coordinates: List[Tensor] = []
+    coordinates: list[Tensor] = []
     for side in reversed(list(sides)):
         coordinates.append(index % side)
         index = torch.div(index, side, rounding_mode="floor")
     return torch.stack(coordinates[::-1], dim=-1)
-
-
-def check_largest_position(largest: int, capacity: int, base: int, num_digits: int) -> None:
-    """Raises when a position does not fit into its digits.
-
-    Raises:
-        ValueError: `largest` needs more than `num_digits` digits; says how many would do.
-    """
-    if largest < capacity:
-        return
-    needed = num_digits
-    while base**needed <= largest:
-        needed += 1
-    raise ValueError(
-        f"position {largest} needs more than num_digits={num_digits} digits in base {base}; "
-        f"the largest allowed position is {capacity - 1}. Use num_digits={needed} (a model trained with "
-        "fewer digits has no embeddings for more of them), or keep sequences and images below that size."
-    )
-
-
-def check_positions(
-    positions: Tensor, num_dims: int, base: int, num_digits: int, allow_absent: bool = False
-) -> None:
-    """Validates positions that came from outside; reads their values, so on a GPU it waits for the device.
-
-    Raises:
-        TypeError: positions are no tensor.
-        ValueError: positions are not integers, have another number of dimensions, are negative, or do not
-            fit.
-    """
-    capacity = base**num_digits
-    if not isinstance(positions, Tensor):
-        raise TypeError(
-            f"positions must be a tensor of shape (..., {num_dims}), got {type(positions).__name__}; "
-            "convert with torch.tensor(positions)"
-        )
-    if positions.dtype.is_floating_point or positions.dtype.is_complex or positions.dtype == torch.bool:
-        raise ValueError(
-            f"positions must be integers, got a tensor of {positions.dtype}; "
-            f"whole numbers from 0 to {capacity - 1} are allowed: convert with .long()"
-        )
-    if positions.ndim == 0 or positions.shape[-1] != num_dims:
-        raise ValueError(
-            f"positions must have shape (..., {num_dims}), a coordinate (0 to {capacity - 1}) per dimension; "
-            f"got {tuple(positions.shape)}."
-            + (" Add the missing axis with positions.unsqueeze(-1)." if num_dims == 1 else "")
-        )
-    if positions.numel() == 0:
-        return
-    smallest, largest = (int(value) for value in positions.aminmax())
-    if smallest < (ABSENT if allow_absent else 0):
-        advice = "" if allow_absent else " (a coordinate of -1 means 'absent' and needs allow_absent=True)"
-        raise ValueError(
-            f"position {smallest} is negative; positions go from 0 to {capacity - 1}{advice}. "
-            "Shift all positions so that the smallest is 0."
-        )
-    check_largest_position(largest, capacity, base, num_digits)
 
 
 def side_for_volume(volume: int, num_dims: int) -> int:
@@ -140,3 +103,97 @@ def side_for_volume(volume: int, num_dims: int) -> int:
     while side**num_dims < volume:
         side += 1
     return side
+
+
+def check_positions(
+    positions: Any, num_dims: int, capacity: int | None, allow_absent: bool = False
+) -> Tensor:
+    """Validates positions that a user passes; reads their values, so on a GPU it waits for the device.
+
+    Args:
+        positions: integers (..., n).
+        num_dims: n.
+        capacity: what coordinates should be below, for messages; None where there is no limit.
+        allow_absent: whether a coordinate may be -1.
+
+    Returns:
+        The positions as int64, so that arithmetic does not overflow.
+
+    Raises:
+        TypeError: positions are no tensor.
+        ValueError: positions are not integers, have another number of dimensions, or are negative.
+    """
+    highest = "any size" if capacity is None else f"{capacity - 1}"
+    if not isinstance(positions, Tensor):
+        raise TypeError(
+            f"positions must be a tensor of shape (..., {num_dims}), got {type(positions).__name__}; "
+            "convert with torch.tensor(positions)"
+        )
+    if positions.dtype.is_floating_point or positions.dtype.is_complex or positions.dtype == torch.bool:
+        raise ValueError(
+            f"positions must be integers, got a tensor of {positions.dtype}; "
+            f"whole numbers from 0 to {highest} are allowed: convert with .long()"
+        )
+    if positions.ndim == 0 or positions.shape[-1] != num_dims:
+        raise ValueError(
+            f"positions must have shape (..., {num_dims}), a coordinate (0 to {highest}) per dimension; "
+            f"got {tuple(positions.shape)}."
+            + (" Add the missing axis with positions.unsqueeze(-1)." if num_dims == 1 else "")
+        )
+    checked = positions.long()
+    if checked.numel() == 0 or checked.is_meta:
+        return checked
+    smallest = int(checked.min())
+    if positions.dtype == torch.uint64 and smallest < 0:
+        raise ValueError("a position of 2**63 or more does not fit; positions are 64-bit signed integers")
+    if smallest < (ABSENT if allow_absent else 0):
+        advice = "" if allow_absent else " (a coordinate of -1 means 'absent' and needs allow_absent=True)"
+        raise ValueError(
+            f"position {smallest} is negative; positions go from 0 to {highest}{advice}. "
+            "Shift all positions so that the smallest is 0."
+        )
+    return checked
+
+
+def positions_to_digits(positions: Tensor, base: int, num_digits: int) -> Tensor:
+    """Writes each coordinate with `num_digits` digits, most significant first.
+
+    A position becomes n * k digits: each coordinate in base b, left-padded with zeros to k digits, coordinates
+    one after the other, so (2, 3) with k = 2 is 0 2 0 3.
+
+    Args:
+        positions: integers (..., n), each in [0, base ** num_digits).
+        base: base of the number system, at least 2.
+        num_digits: k, digits per coordinate.
+
+    Returns:
+        Long tensor (..., n * k).
+    """
+    powers = torch.tensor([base**place for place in reversed(range(num_digits))], device=positions.device)
+    quotients = torch.div(positions.long().unsqueeze(-1), powers, rounding_mode="floor")
+    return (quotients % base).flatten(-2)
+
+
+def digits_to_positions(digits: Tensor, base: int, num_digits: int) -> Tensor:
+    """Reads digits back: (..., n * k) to (..., n)."""
+    powers = torch.tensor([base**place for place in reversed(range(num_digits))], device=digits.device)
+    return (digits.unflatten(-1, (-1, num_digits)) * powers).sum(-1)
+
+
+def real_digit_mask(digits: Tensor, num_digits: int) -> Tensor:
+    """Tells real digits from the zeros that pad a coordinate on its left.
+
+    The number 0 is one real digit, so the last place of each coordinate is always real.
+
+    Args:
+        digits: (..., n * k).
+        num_digits: k.
+
+    Returns:
+        Bool tensor (..., n * k), true for real digits. Whether a digit is real depends on the digits before
+        it alone, which is what allows prefixes to be shared under padding masks.
+    """
+    places = digits.unflatten(-1, (-1, num_digits))
+    seen = (places != 0).long().cumsum(dim=-1) > 0
+    last = torch.arange(num_digits, device=digits.device) == num_digits - 1
+    return (seen | last).flatten(-2)

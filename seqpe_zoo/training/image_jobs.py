@@ -60,7 +60,7 @@ def build_image_model(model: ImageModelConfig, resolution: int, num_classes: int
 
     try:
         return timm.create_model(model.name, num_classes=num_classes, **model_arguments(model, resolution))
-    except (RuntimeError, ValueError, TypeError, AssertionError) as error:
+    except (RuntimeError, ValueError, TypeError, AssertionError, ArithmeticError) as error:
         raise ConfigError(f"model: {error}") from error
 
 

@@ -29,6 +29,9 @@ class ImageTask(nn.Module):
 
     def forward(self, pixel_values: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
         """Classifies, and compares with labels (B,) or with shares of classes (B, classes)."""
+        host = self._host_of_objectives() if self.training and labels is not None else None
+        if host is not None:
+            host.wants_objectives = True  # draws their positions in this pass, also in the first after a resume
         output = self.model(pixel_values)
         logits = output if isinstance(output, Tensor) else output.logits
         result = {"logits": logits}
@@ -36,7 +39,6 @@ class ImageTask(nn.Module):
             return result
         smoothing = self.smoothing if self.training and labels.ndim == 1 else 0.0
         result["loss"] = F.cross_entropy(logits.float(), labels, label_smoothing=smoothing)
-        host = self._host_of_objectives() if self.training else None
         if host is not None:
             losses = host.position_losses()
             result["loss"] = result["loss"] + losses.weighted
@@ -48,7 +50,8 @@ class ImageTask(nn.Module):
         """Returns our transformer inside of the model when its encoding has objectives to train."""
         for module in self.model.modules():
             if hasattr(module, "position_losses") and hasattr(module, "position_encoding"):
-                return module if module.position_encoding.has_training_objectives() else None
+                has_objectives = getattr(module.position_encoding, "has_objectives", bool)
+                return module if has_objectives() else None
         return None
 
     @property

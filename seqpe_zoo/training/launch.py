@@ -55,12 +55,10 @@ def run_script(task: str, description: str, arguments: Sequence[str] | None = No
 
 def start(options: argparse.Namespace, task: str | None = None) -> int:
     """Reads the recipe, builds the job and carries it out; errors about the input end as one sentence."""
-    from ..cpu_features import avoid_undescribed_tiles
     from ..data.errors import DataError
     from .checkpoints import DiskFullError
     from .strict_config import ConfigError
 
-    avoid_undescribed_tiles()
     quiet_libraries()
     try:
         return _start(options, task)

@@ -73,8 +73,8 @@ def build_language_model(
     Raises:
         ConfigError: the encoding is unknown, does not suit text, or does not have an option.
     """
-    from ..portable.configuration_seqpe_gpt2 import SeqPEGPT2Config
-    from ..portable.modeling_seqpe_gpt2 import SeqPEGPT2LMHeadModel
+    from ..portable.configuration_seqpe import SeqPEGPT2Config
+    from ..portable.modeling_seqpe import SeqPEGPT2LMHeadModel
 
     fixed = {"vocab_size": vocabulary, "bos_token_id": end, "eos_token_id": end, "train_length": length}
     # GPT-2's activation; by its other name, "gelu_new", transformers computes it several times as slowly.
@@ -88,9 +88,9 @@ def build_language_model(
             position_encoding=model.position_encoding,
             position_encoding_args=model.position_encoding_args,
         )
-    except (ValueError, TypeError) as error:
+        return SeqPEGPT2LMHeadModel(config)
+    except (ValueError, TypeError, ArithmeticError, RuntimeError) as error:
         raise ConfigError(f"model: {error}") from error
-    return SeqPEGPT2LMHeadModel(config)
 
 
 def train_gpt2_job(run: TrainGPT2Run) -> Job:

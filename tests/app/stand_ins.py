@@ -6,8 +6,8 @@ import timm
 
 import seqpe_zoo  # noqa: F401 - tells timm the names of its models
 from seqpe_zoo.data.byte_tokenizer import build_byte_tokenizer
-from seqpe_zoo.portable.configuration_seqpe_gpt2 import SeqPEGPT2Config
-from seqpe_zoo.portable.modeling_seqpe_gpt2 import SeqPEGPT2LMHeadModel
+from seqpe_zoo.portable.configuration_seqpe import SeqPEGPT2Config
+from seqpe_zoo.portable.modeling_seqpe import SeqPEGPT2LMHeadModel
 from seqpe_zoo.training.image_task import save_image_model
 
 TRAINED_LENGTH, TRAINED_SIZE = 32, 16

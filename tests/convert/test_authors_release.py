@@ -140,11 +140,11 @@ def break_text(model, encoder):
             break_text,
             [
                 "missing: transformer.ln_f.weight",
-                "missing: transformer.wpe.encoder.digit_embedding",
+                "missing: transformer.position_encoding.encoder.digit_embedding",
                 "extra: surplus.weight",
                 "extra: pe_model.surplus",
                 "misshaped: transformer.h.0.mlp.c_fc.weight",
-                "misshaped: transformer.wpe.encoder.norm.weight",
+                "misshaped: transformer.position_encoding.encoder.norm.weight",
             ],
         ),
     ],

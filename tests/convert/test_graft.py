@@ -16,9 +16,10 @@ from seqpe_zoo.convert.graft import graft_gpt2, graft_vit, logit_change
 from seqpe_zoo.convert.warm_start import LayerWeights, fit_encoder, start_projection
 from seqpe_zoo.convert.zoo_checkpoint import write_checkpoint
 from seqpe_zoo.data.stdlib_text import load_stdlib_text
-from seqpe_zoo.portable.configuration_seqpe_gpt2 import SeqPEGPT2Config
-from seqpe_zoo.portable.modeling_seqpe_gpt2 import SeqPEGPT2LMHeadModel
-from seqpe_zoo.portable.pe_seqpe import INTEGRATIONS, SeqPE
+from seqpe_zoo.portable.configuration_seqpe import SeqPEGPT2Config
+from seqpe_zoo.portable.modeling_seqpe import SeqPEGPT2LMHeadModel
+from seqpe_zoo.portable.positions import Positions
+from seqpe_zoo.portable.seqpe import INTEGRATIONS, SeqPE
 
 SMALL = {"num_digits": 3, "max_position": 256, "num_candidates": 16}
 VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 5}
@@ -81,7 +82,7 @@ def test_input_graft_of_gpt2_hardly_moves_logits(tmp_path: Path) -> None:
 def test_report_says_how_far_logits_moved(integration: str) -> None:
     theirs = strong_gpt2()
     converted, report = graft_gpt2(theirs, integration, SMALL, fit_steps=20)
-    assert converted.model.transformer.wpe.integration == integration
+    assert converted.model.transformer.position_encoding.integration == integration
     assert "logits before any fine-tuning, on random tokens" in report.lines()[1]
     assert converted.model.config.train_length == 24
 
@@ -104,8 +105,8 @@ def test_projection_starts_with_what_a_layer_makes_of_a_position() -> None:
 
 def test_factors_of_mul_start_near_one() -> None:
     converted, _ = graft_gpt2(strong_gpt2(), "mul", SMALL, fit_steps=20)
-    terms = converted.model.transformer.wpe.prepare_range(0, 24).layers
-    for layer in terms:
+    encoding = converted.model.eval().transformer.position_encoding
+    for layer in encoding(Positions((24,), (0,))).layers:
         torch.testing.assert_close(layer, torch.ones_like(layer), atol=0.3, rtol=0)
 
 
@@ -143,7 +144,7 @@ def test_models_without_a_table_and_wrong_options_are_refused() -> None:
     rotary = SeqPEGPT2LMHeadModel(SeqPEGPT2Config.tiny(position_encoding="rope"))
     with pytest.raises(ConversionError, match="no learned table"):
         graft_gpt2(rotary)
-    with pytest.raises(ConversionError, match="integration='twist'"):
+    with pytest.raises(ConversionError, match="integration='twist' is unknown"):
         graft_gpt2(strong_gpt2(), "twist")
     with pytest.raises(ConversionError, match="no option colour"):
         graft_gpt2(strong_gpt2(), options={"colour": 1})

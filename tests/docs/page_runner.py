@@ -99,8 +99,8 @@ def write_placeholders(page: Path, folder: Path) -> None:
 
 def _write_text_model(model: Path, texts: Path) -> None:
     from seqpe_zoo.data.byte_tokenizer import build_byte_tokenizer
-    from seqpe_zoo.portable.configuration_seqpe_gpt2 import SeqPEGPT2Config
-    from seqpe_zoo.portable.modeling_seqpe_gpt2 import SeqPEGPT2LMHeadModel
+    from seqpe_zoo.portable.configuration_seqpe import SeqPEGPT2Config
+    from seqpe_zoo.portable.modeling_seqpe import SeqPEGPT2LMHeadModel
 
     SeqPEGPT2LMHeadModel(SeqPEGPT2Config.tiny(vocab_size=256)).save_pretrained(model)
     build_byte_tokenizer().save_pretrained(model)

@@ -13,7 +13,7 @@ from seqpe_zoo.evaluation.position_space import (
     grid_heatmaps,
     neighbour_coverage,
 )
-from seqpe_zoo.portable.registry import build_position_encoding
+from seqpe_zoo.portable.encodings import build_position_encoding
 
 
 def ring(count: int, turns: float) -> torch.Tensor:

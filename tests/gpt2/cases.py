@@ -4,10 +4,8 @@ from typing import Any
 
 import torch
 
-from seqpe_zoo.portable.configuration_seqpe_gpt2 import SeqPEGPT2Config
-from seqpe_zoo.portable.modeling_seqpe_gpt2 import SeqPEGPT2LMHeadModel
-from seqpe_zoo.portable.pe_seqpe import INTEGRATIONS
-from seqpe_zoo.portable.registry import list_position_encodings
+from seqpe_zoo import SeqPEGPT2Config, SeqPEGPT2LMHeadModel, list_position_encodings
+from seqpe_zoo.portable.seqpe import INTEGRATIONS
 
 ENCODINGS: dict[str, dict[str, Any]] = {
     name: {"position_encoding": name} for name in list_position_encodings(1) if name != "seqpe"

@@ -10,8 +10,8 @@ import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from seqpe_zoo.auto_classes import register_auto_classes
-from seqpe_zoo.portable.configuration_seqpe_gpt2 import AUTO_MAP, SeqPEGPT2Config
-from seqpe_zoo.portable.modeling_seqpe_gpt2 import SeqPEGPT2LMHeadModel, SeqPEGPT2Model
+from seqpe_zoo.portable.configuration_seqpe import AUTO_MAP, SeqPEGPT2Config
+from seqpe_zoo.portable.modeling_seqpe import SeqPEGPT2LMHeadModel, SeqPEGPT2Model
 from tests.gpt2.cases import tiny_config, tiny_model
 from tests.without_package import PREAMBLE
 
@@ -140,7 +140,7 @@ def test_saving_copies_exactly_the_code_that_is_needed(tmp_path: Path) -> None:
     "first_import",
     [
         "pass",
-        "import seqpe_zoo.portable.modeling_seqpe_gpt2",
+        "import seqpe_zoo.portable.modeling_seqpe",
         "from transformers import GPT2LMHeadModel",
         "from transformers import Trainer, pipeline",
         "from transformers import AutoModelForImageClassification",

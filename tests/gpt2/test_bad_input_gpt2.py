@@ -4,9 +4,9 @@ import pytest
 import torch
 from transformers import PreTrainedConfig
 
-from seqpe_zoo.portable.configuration_seqpe_gpt2 import SeqPEGPT2Config
-from seqpe_zoo.portable.modeling_seqpe_gpt2 import SeqPEGPT2LMHeadModel
-from seqpe_zoo.portable.registry import list_position_encodings
+from seqpe_zoo.portable.configuration_seqpe import SeqPEGPT2Config
+from seqpe_zoo.portable.modeling_seqpe import SeqPEGPT2LMHeadModel
+from seqpe_zoo.portable.encodings import list_position_encodings
 from tests.gpt2.cases import random_tokens, tiny_config, tiny_model
 
 capacity = pytest.mark.parametrize(

@@ -5,9 +5,9 @@ import torch
 from transformers import DynamicCache, StaticCache
 
 from seqpe_zoo import build_position_encoding
-from seqpe_zoo.portable import score_masks
-from seqpe_zoo.portable.modeling_seqpe_gpt2 import SeqPEGPT2LMHeadModel, SeqPEGPT2Model
-from seqpe_zoo.portable.pe_alibi import alibi_slopes
+from seqpe_zoo.portable import transformers_host
+from seqpe_zoo.portable.modeling_seqpe import SeqPEGPT2LMHeadModel, SeqPEGPT2Model
+from seqpe_zoo.portable.encodings import alibi_slopes
 from tests.gpt2.cases import ENCODINGS, pad_left, random_tokens, tiny_config, tiny_model
 
 CLOSE = {"atol": 2e-5, "rtol": 1e-4}
@@ -208,115 +208,13 @@ def test_all_roads_of_attention_agree(case: str, monkeypatch: pytest.MonkeyPatch
     model, (tokens, mask) = tiny_model(case), pad_left(random_tokens(2, 12), [0, 4])
     shown = mask.bool()
     expected = model(tokens, attention_mask=mask).logits[shown]
-    monkeypatch.setattr(score_masks, "LARGEST_SCORE_MASK", 0)
+    monkeypatch.setattr(transformers_host, "MAX_SCORE_MASK", 0)
     torch.testing.assert_close(model(tokens, attention_mask=mask).logits[shown], expected, **CLOSE)
     torch.testing.assert_close(model(tokens).logits[0], model(tokens[:1], attention_mask=mask[:1]).logits[0])
     steps = step_by_step(model, tokens, None, mask)
     torch.testing.assert_close(steps[shown], expected, **CLOSE)
     model.set_attn_implementation("eager")
     torch.testing.assert_close(model(tokens, attention_mask=mask).logits[shown], expected, **CLOSE)
-
-
-@all_encodings
-@torch.no_grad()
-def test_queries_in_chunks_see_what_they_see_at_once(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, (tokens, mask) = tiny_model(case), pad_left(random_tokens(2, 13), [0, 4])
-
-    def logits() -> list[torch.Tensor]:
-        cache = model(tokens[:, :4], attention_mask=mask[:, :4], use_cache=True).past_key_values
-        later = model(tokens[:, 4:], attention_mask=mask, past_key_values=cache).logits
-        at_once = model(tokens, attention_mask=mask).logits[mask.bool()]
-        return [at_once, later[mask[:, 4:].bool()], model(tokens).logits]
-
-    expected = logits()
-    monkeypatch.setattr(score_masks, "QUERY_CHUNK", 3)
-    for actual, same in zip(logits(), expected, strict=True):
-        torch.testing.assert_close(actual, same, **CLOSE)
-
-
-@pytest.mark.parametrize("start", [0, 7])
-@pytest.mark.parametrize("before", [0, 5])
-@torch.no_grad()
-def test_one_chunk_of_alibi_holds_the_scores_of_all(
-    start: int, before: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, tokens = tiny_model("alibi"), random_tokens(2, 22)
-    places = torch.arange(start, start + 22).unsqueeze(0)
-    expected = model(tokens, position_ids=places, use_cache=False).logits
-    sizes = []
-    original = score_masks.add_scores_to_mask
-
-    def counted(factors: tuple[torch.Tensor, torch.Tensor], *rest: object) -> torch.Tensor:
-        sizes.append((factors[0].shape[-2], factors[1].shape[-2]))
-        return original(factors, *rest)
-
-    monkeypatch.setattr(score_masks, "QUERY_CHUNK", 4)
-    monkeypatch.setattr(score_masks, "add_scores_to_mask", counted)
-    cache = DynamicCache(config=model.config)
-    if before:
-        model(tokens[:, :before], position_ids=places[:, :before], past_key_values=cache, use_cache=True)
-        sizes.clear()
-    later = model(tokens[:, before:], position_ids=places[:, before:], past_key_values=cache)
-    torch.testing.assert_close(later.logits, expected[:, before:], **CLOSE)
-    assert sizes == [(4, 22)]
-
-
-@pytest.mark.parametrize("hides", ["padding", "gaps", "texts"])
-@torch.no_grad()
-def test_alibi_counts_distances_only_in_one_unbroken_text(
-    hides: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, tokens = tiny_model("alibi"), random_tokens(2, 12)
-    tokens, mask = pad_left(tokens, [0, 4])
-    places = {
-        "gaps": [0, 2, 5, 9, 30, 31, 32, 33, 34, 35, 36, 90],
-        "texts": [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 6],
-    }
-    arguments = {"attention_mask": mask}
-    if hides != "padding":
-        arguments = {"position_ids": torch.tensor([places[hides]]), "use_cache": False}
-    expected = model(tokens, **arguments).logits
-    monkeypatch.setattr(score_masks, "QUERY_CHUNK", 4)
-    shown = mask.bool() if hides == "padding" else torch.ones_like(mask).bool()
-    torch.testing.assert_close(model(tokens, **arguments).logits[shown], expected[shown], **CLOSE)
-
-
-@pytest.mark.parametrize("case", ["alibi", "seqpe_bias_shared", "seqpe_bias_per_layer"])
-@torch.no_grad()
-def test_long_texts_attend_in_chunks(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, lengths = tiny_model(case), []
-    sdpa = torch.nn.functional.scaled_dot_product_attention
-
-    def counted(q: torch.Tensor, k: torch.Tensor, *rest: object, **options: object) -> torch.Tensor:
-        lengths.append((q.shape[2], k.shape[2]))
-        return sdpa(q, k, *rest, **options)
-
-    monkeypatch.setattr(score_masks, "QUERY_CHUNK", 8)
-    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", counted)
-    model(random_tokens(1, 20), use_cache=False)
-    assert lengths == [(8, 8), (8, 16), (4, 20)] * model.config.n_layer
-    lengths.clear()
-    look_ahead = torch.ones(1, 1, 20, 20, dtype=torch.bool)
-    model(random_tokens(1, 20), attention_mask=look_ahead, use_cache=False)
-    assert lengths == [(20, 20)] * model.config.n_layer  # the caller's own mask need not be causal
-
-
-@torch.no_grad()
-def test_scores_of_alibi_leave_no_denormal_probabilities() -> None:
-    """Intel's CPUs take far longer for numbers below the smallest normal one."""
-    encoding = build_position_encoding("alibi", 64, num_heads=8, causal=True)
-    stage, terms = encoding.make_stage(), encoding.encode(torch.arange(600).unsqueeze(-1))
-    mask = torch.ones(600, 600, dtype=torch.bool).tril()[None, None]
-
-    def probabilities(*lowest: float) -> torch.Tensor:
-        factors = stage.score_factors(terms, terms)
-        return score_masks.add_scores_to_mask(factors, 8**-0.5, mask, torch.float32, *lowest).softmax(-1)
-
-    unlimited, limited = probabilities(), probabilities(stage.lowest_score)
-    smallest = torch.finfo(torch.float32).tiny
-    assert ((unlimited > 0) & (unlimited < smallest)).any()
-    assert not ((limited > 0) & (limited < smallest)).any()
-    torch.testing.assert_close(limited, unlimited, atol=1e-30, rtol=1e-6)
 
 
 @all_encodings
@@ -406,7 +304,7 @@ def test_missing_weights_are_initialised_and_others_are_kept(case: str, tmp_path
     donor.save_pretrained(tmp_path)
     model = SeqPEGPT2LMHeadModel.from_pretrained(tmp_path, config=tiny_config(case))
     torch.testing.assert_close(model.transformer.wte.weight, donor.transformer.wte.weight)
-    for name, parameter in model.transformer.wpe.named_parameters():
+    for name, parameter in model.transformer.position_encoding.named_parameters():
         assert torch.isfinite(parameter).all(), name
         if parameter.ndim == 2:
             assert 0.005 < parameter.std() < 0.05, name
@@ -420,7 +318,7 @@ def test_missing_projection_starts_as_its_option_says(tmp_path) -> None:
         SeqPEGPT2LMHeadModel.from_pretrained(tmp_path, config=config),
         SeqPEGPT2LMHeadModel(config),
     ):
-        wpe = model.transformer.wpe
+        wpe = model.transformer.position_encoding
         assert (wpe.projection[0].bias == 1).all()
         assert wpe.objective_step == 0
         assert 0.1 < wpe.encoder.model.cells[0].weight_hh.abs().max() < 0.2
@@ -533,7 +431,7 @@ def test_evaluation_is_deterministic_and_copies_agree(case: str) -> None:
 @torch.no_grad()
 def test_no_position_is_encoded_twice(case: str) -> None:
     model, tokens = tiny_model(case), random_tokens(2, 30)
-    encoder, encoded = model.transformer.wpe.encoder, []
+    encoder, encoded = model.transformer.position_encoding.encoder, []
     encoder.register_forward_hook(lambda module, args, output: encoded.extend(args[0].flatten().tolist()))
     model.generate(tokens, max_new_tokens=20, min_new_tokens=20, do_sample=False, pad_token_id=0)
     model(tokens)
@@ -544,7 +442,7 @@ def test_table_is_dropped_when_weights_change() -> None:
     model, tokens = tiny_model("seqpe_bias_shared"), random_tokens(1, 9)
     with torch.no_grad():
         before = model(tokens).logits
-        model.transformer.wpe.encoder.digit_embedding.mul_(0.5)
+        model.transformer.position_encoding.encoder.digit_embedding.mul_(0.5)
         after = model(tokens).logits
     assert (after - before).abs().max() > 1e-4
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from seqpe_zoo.portable.configuration_seqpe_gpt2 import SeqPEGPT2Config
-from seqpe_zoo.portable.modeling_seqpe_gpt2 import SeqPEGPT2LMHeadModel
+from seqpe_zoo.portable.configuration_seqpe import SeqPEGPT2Config
+from seqpe_zoo.portable.modeling_seqpe import SeqPEGPT2LMHeadModel
 from tests.gpt2.cases import enlarge_weights, random_tokens, tiny_config
 
 SIZES = {"vocab_size": 128, "n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 4}
@@ -60,7 +60,7 @@ def test_paper_preset_has_the_sizes_of_the_release() -> None:
     with torch.device("meta"):
         model = SeqPEGPT2LMHeadModel(SeqPEGPT2Config.paper())
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
-    encoder = sum(size for name, size in sizes.items() if name.startswith("transformer.wpe.encoder."))
+    encoder = sum(size for name, size in sizes.items() if name.startswith("transformer.position_encoding.encoder."))
     assert encoder == 14_780_160
     assert sum(sizes.values()) - encoder == 124_834_560
 

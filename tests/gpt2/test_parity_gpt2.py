@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from seqpe_zoo.convert.authors import gpt2_state_dict_from_authors
-from seqpe_zoo.portable import score_masks
-from seqpe_zoo.portable.configuration_seqpe_gpt2 import SeqPEGPT2Config
-from seqpe_zoo.portable.modeling_seqpe_gpt2 import SeqPEGPT2LMHeadModel
+from seqpe_zoo.portable import transformers_host
+from seqpe_zoo.portable.configuration_seqpe import SeqPEGPT2Config
+from seqpe_zoo.portable.modeling_seqpe import SeqPEGPT2LMHeadModel
 
 FOLDER = Path(os.environ.get("SEQPE_FIXTURES") or Path(__file__).parents[1] / "fixtures")
 NAMES = sorted(path.stem for path in FOLDER.glob("gpt2_*.json") if path.with_suffix(".safetensors").exists())
@@ -115,7 +115,7 @@ def test_parity_of_logits_at_training_length_and_longer(fixture: Fixture, attent
 
 
 def test_parity_of_logits_with_wide_heads(fixture: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(score_masks, "LARGEST_SCORE_MASK", 0)
+    monkeypatch.setattr(transformers_host, "MAX_SCORE_MASK", 0)
     for length in fixture.lengths():
         logits = fixture.model(fixture.tensors[f"input_ids_{length}"]).logits
         torch.testing.assert_close(logits, fixture.tensors[f"logits_{length}"], **TOLERANCE)
@@ -191,7 +191,7 @@ def test_parity_of_the_encoded_positions(fixture: Fixture) -> None:
     for key, expected in fixture.tensors.items():
         if not key.startswith("pe_") or not key.removeprefix("pe_").isdigit():
             continue
-        encoded = fixture.model.transformer.wpe.encode(torch.arange(expected.shape[-2]).unsqueeze(-1))
+        encoded = fixture.model.transformer.position_encoding.encode(torch.arange(expected.shape[-2]).unsqueeze(-1))
         torch.testing.assert_close(encoded, expected.reshape(encoded.shape), **TOLERANCE)
 
 
@@ -201,13 +201,13 @@ def test_parity_of_rotations_and_linear_biases(fixture: Fixture) -> None:
         return
     expected = fixture.tensors[rows]
     positions = torch.arange(expected.shape[0]).unsqueeze(-1)
-    encoded = fixture.model.transformer.wpe.encode(positions)
+    encoded = fixture.model.transformer.position_encoding.encode(positions)
     if kind == "rotary":  # the release has sines first
         half = expected.shape[-1] // 2
         expected = torch.cat([expected[:, half:], expected[:, :half]], dim=-1)
         torch.testing.assert_close(encoded, expected, **TOLERANCE)
         return
-    stage = fixture.model.transformer.wpe.make_stage()
+    stage = fixture.model.transformer.position_encoding.make_stage()
     f_q, f_k = stage.score_factors(encoded, encoded)
     bias = (f_q @ f_k.transpose(-2, -1))[:, 0]  # (H, L), the same for all queries
     torch.testing.assert_close(bias.t() - bias.t()[:1], expected - expected[:1], **TOLERANCE)

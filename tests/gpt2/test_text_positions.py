@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from seqpe_zoo.portable.text_positions import (
+from seqpe_zoo.portable.transformers_host import (
     TextPositions,
     key_positions,
     packed_positions,
@@ -103,7 +103,7 @@ def test_texts_in_one_row_are_told_apart_by_positions_that_start_again() -> None
 
 
 def test_tables_answer_ranges_with_views() -> None:
-    encoding = tiny_model("seqpe_bias_shared").transformer.wpe
+    encoding = tiny_model("seqpe_bias_shared").transformer.position_encoding
     with torch.no_grad():
         whole = prepare_positions(encoding, TextPositions(10, 0, None), CPU)
         part = prepare_positions(encoding, TextPositions(3, 4, None), CPU)

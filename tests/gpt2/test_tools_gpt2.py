@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedTokenizerFast, Trainer, TrainingArguments, pipeline
 
 from seqpe_zoo.auto_classes import register_auto_classes
-from seqpe_zoo.portable.modeling_seqpe_gpt2 import SeqPEGPT2LMHeadModel
+from seqpe_zoo.portable.modeling_seqpe import SeqPEGPT2LMHeadModel
 from tests.gpt2.cases import ROADS, pad_left, random_tokens, tiny_config, tiny_model
 
 register_auto_classes()
@@ -125,10 +125,10 @@ def test_trainer_accumulation_weighs_objectives_once(tmp_path, monkeypatch) -> N
             learning_rate=1.0,
             lr_scheduler_type="constant",
         )
-        options = trainer.model.transformer.wpe.options
+        options = trainer.model.transformer.position_encoding.options
         for name, value in (("shift_probability", 0.0), ("dropout", 0.0)):
             object.__setattr__(options, name, value)
-        for layer in trainer.model.transformer.wpe.encoder.model.layers:
+        for layer in trainer.model.transformer.position_encoding.encoder.model.layers:
             layer.dropout = 0.0
         before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
         trainer.train()
@@ -279,7 +279,7 @@ def test_onnx_runs_with_equal_logits_and_a_baked_table(case: str, tmp_path) -> N
 
     model = tiny_model(case)
     if case.startswith("seqpe"):
-        model.transformer.wpe.freeze_to_table(64)
+        model.transformer.position_encoding.freeze_to_table(64)
     module, (tokens, mask) = LogitsOnly(model), pad_left(random_tokens(2, 12), [0, 3])
     path = str(tmp_path / "model.onnx")
     torch.onnx.export(

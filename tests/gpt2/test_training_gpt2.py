@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from seqpe_zoo.portable.modeling_seqpe_gpt2 import SeqPEGPT2LMHeadModel
+from seqpe_zoo.portable.modeling_seqpe import SeqPEGPT2LMHeadModel
 from tests.gpt2.cases import pad_left, random_tokens, tiny_model
 
 NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
@@ -59,7 +59,7 @@ def test_training_without_labels_draws_nothing() -> None:
 def test_objectives_of_weight_zero_cost_nothing() -> None:
     model = seqpe_model(distance_weight=0.0, ood_weight=0.0, shift_probability=0.0).train()
     tokens, encoded, state = random_tokens(2, 12), [], torch.get_rng_state()
-    model.transformer.wpe.encoder.register_forward_hook(lambda module, args, output: encoded.append(args[0]))
+    model.transformer.position_encoding.encoder.register_forward_hook(lambda module, args, output: encoded.append(args[0]))
     output = model(tokens, labels=tokens)
     assert torch.equal(torch.get_rng_state(), state)
     assert [positions.numel() for positions in encoded] == [12]
@@ -68,7 +68,7 @@ def test_objectives_of_weight_zero_cost_nothing() -> None:
 
 def test_one_encoder_call_serves_the_main_task_and_both_objectives() -> None:
     model, tokens, calls = seqpe_model().train(), random_tokens(2, 12), []
-    model.transformer.wpe.encoder.register_forward_hook(lambda module, args, output: calls.append(1))
+    model.transformer.position_encoding.encoder.register_forward_hook(lambda module, args, output: calls.append(1))
     model(tokens, labels=tokens)
     assert len(calls) == 1
 
@@ -76,7 +76,7 @@ def test_one_encoder_call_serves_the_main_task_and_both_objectives() -> None:
 def test_random_shift_moves_the_start() -> None:
     model, tokens = seqpe_model(shift_probability=1.0).train(), random_tokens(4, 12)
     seen = []
-    model.transformer.wpe.encoder.register_forward_hook(lambda module, args, output: seen.append(args[0]))
+    model.transformer.position_encoding.encoder.register_forward_hook(lambda module, args, output: seen.append(args[0]))
     model(tokens, labels=tokens)
     assert seen[0].max() > 100
 

@@ -17,7 +17,7 @@ from seqpe_zoo.hub.check import CheckFailed, check, receipt_path, write_receipt
 from seqpe_zoo.hub.clean_room import compare_fingerprints
 from seqpe_zoo.hub.manifest import read_manifest
 from seqpe_zoo.hub.stage import PORTABLE
-from seqpe_zoo.portable.version import PORTABLE_VERSION
+from seqpe_zoo.portable.position_encoding import PORTABLE_VERSION
 from tests.hub.helpers import (
     LoopbackHub,
     folder_hashes,

@@ -17,8 +17,8 @@ from seqpe_zoo.hub.card_facts import load_facts, load_results
 from seqpe_zoo.hub.card_rules import card_problems, split_card
 from seqpe_zoo.hub.collection import render_collection
 from seqpe_zoo.hub.paper_results import PAPER_MODELS, paper_results
-from seqpe_zoo.portable.configuration_seqpe_gpt2 import SeqPEGPT2Config
-from seqpe_zoo.portable.modeling_seqpe_gpt2 import SeqPEGPT2LMHeadModel
+from seqpe_zoo.portable.configuration_seqpe import SeqPEGPT2Config
+from seqpe_zoo.portable.modeling_seqpe import SeqPEGPT2LMHeadModel
 
 ROOT = Path(__file__).parents[2]
 CARDS = ROOT / "model_cards"

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seqpe_zoo.portable.digits import digits_to_positions, positions_to_digits, real_digit_mask
+from seqpe_zoo.portable.positions import digits_to_positions, positions_to_digits, real_digit_mask
 
 
 @pytest.mark.parametrize(

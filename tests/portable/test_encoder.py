@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from seqpe_zoo.portable import sequence_transformer
-from seqpe_zoo.portable.digits import positions_to_digits
+from seqpe_zoo.portable.positions import positions_to_digits
 from seqpe_zoo.portable.encoder import PositionEncoder
-from seqpe_zoo.portable.prefix_tree import build_prefix_tree, sort_unique_positions
+from seqpe_zoo.portable.encoder import build_prefix_tree, sort_unique_positions
 
 VARIANTS = {
     "causal": {},

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from seqpe_zoo import build_position_encoding, list_position_encodings
 from seqpe_zoo.portable.attention import attend, score_bias, widen_heads
-from seqpe_zoo.portable.pe_alibi import ALiBi, alibi_slopes
-from seqpe_zoo.portable.registry import POSITION_ENCODINGS
+from seqpe_zoo.portable.encodings import ALiBi, alibi_slopes
+from seqpe_zoo.portable.encodings import POSITION_ENCODINGS
 
 SEQPE_FORMS = [
     {"integration": integration, "projection": projection, "multi_head": multi_head}

@@ -10,9 +10,9 @@ from torch import nn
 from torch.func import vmap
 from transformers.activations import NewGELUActivation
 
-from seqpe_zoo.portable.configuration_seqpe_gpt2 import SeqPEGPT2Config
+from seqpe_zoo.portable.configuration_seqpe import SeqPEGPT2Config
 from seqpe_zoo.portable.gelu import TanhGELU, gelu_tanh
-from seqpe_zoo.portable.modeling_seqpe_gpt2 import SeqPEGPT2LMHeadModel, SeqPEGPT2MLP
+from seqpe_zoo.portable.modeling_seqpe import SeqPEGPT2LMHeadModel, SeqPEGPT2MLP
 
 
 def _exact(x: torch.Tensor) -> torch.Tensor:

@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 
 from seqpe_zoo import SeqPE, build_position_encoding
 from seqpe_zoo.convert.authors import encoder_state_dict_from_authors
-from seqpe_zoo.portable.digits import positions_to_digits, real_digit_mask
+from seqpe_zoo.portable.positions import positions_to_digits, real_digit_mask
 from seqpe_zoo.portable.objectives import distance_contrastive_loss, ood_distillation_loss, warmup_ratio
-from seqpe_zoo.portable.samplers import squared_euclidean
+from seqpe_zoo.portable.objectives import squared_euclidean
 
 FOLDER = Path(os.environ.get("SEQPE_FIXTURES") or Path(__file__).parents[1] / "fixtures")
 ENCODERS = sorted(path.stem for path in FOLDER.glob("seqpe_*.safetensors"))

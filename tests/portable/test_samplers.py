@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from seqpe_zoo.portable.objectives import distance_contrastive_loss
 from seqpe_zoo.portable.positions import ravel_positions
-from seqpe_zoo.portable.samplers import (
+from seqpe_zoo.portable.objectives import (
     edit_positions,
     manhattan,
     sample_contrastive,

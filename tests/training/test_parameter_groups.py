@@ -3,8 +3,8 @@ import timm
 import torch
 
 import seqpe_zoo  # noqa: F401 (registers our names)
-from seqpe_zoo.portable.configuration_seqpe_gpt2 import SeqPEGPT2Config
-from seqpe_zoo.portable.modeling_seqpe_gpt2 import SeqPEGPT2LMHeadModel
+from seqpe_zoo.portable.configuration_seqpe import SeqPEGPT2Config
+from seqpe_zoo.portable.modeling_seqpe import SeqPEGPT2LMHeadModel
 from seqpe_zoo.training.parameter_groups import build_parameter_groups, layer_of, position_parameter_names
 from seqpe_zoo.training.schedules import schedule_factor
 

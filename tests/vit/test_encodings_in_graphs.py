@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from seqpe_zoo import build_position_encoding, list_position_encodings
 from seqpe_zoo.portable.attention import attend
-from seqpe_zoo.portable.pe_base import PositionEncoding, prepend_rows
+from seqpe_zoo.portable.position_encoding import PositionEncoding, prepend_rows
 
 NAMES_2D = list_position_encodings(2, causal=False)
 

@@ -11,7 +11,7 @@ from timm.layers.pos_embed_sincos import RotaryEmbeddingCat, RotaryEmbeddingMixe
 from torch import Tensor
 
 from seqpe_zoo import build_position_encoding
-from seqpe_zoo.portable.pe_base import PositionEncoding
+from seqpe_zoo.portable.position_encoding import PositionEncoding
 
 from .authors_models import assert_parity, build_from_authors, encoding_of, read_fixture, vit_fixtures
 

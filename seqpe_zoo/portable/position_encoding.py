@@ -1,0 +1,690 @@
+"""The contract of a position encoding, and what attention does with it.
+
+Letters used for tensor shapes in this package:
+    B batch, L tokens, S keys, n dimensions of a position, C width of the transformer, H its heads, D the width
+    of a head, W width of what is encoded for a token, T width of what one layer needs of a token.
+
+A host asks once a forward pass, `encoding(Positions(...))`, and gets what to add to the input and a tensor of
+position inputs for each layer. In attention it applies the encoding's `AttentionOperation`, which may change
+queries and keys and may add low-rank scores. Hosts never ask which encoding they serve.
+"""
+
+import contextlib
+import difflib
+import inspect
+import math
+import types
+import typing
+from collections.abc import Iterable, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+
+from .positions import Positions, check_positions
+
+PORTABLE_VERSION = "2"
+"""Version of the code that travels with published checkpoints. A change in this folder changes published
+models: raise the number, add a line to CHANGELOG.md and run `seqpe-zoo sync-code` on what is published."""
+
+MAX_CACHED_GRIDS = 8
+"""Grids whose position inputs are kept in inference; a service sees few resolutions."""
+
+TABLE_GROWTH = 128
+"""Rows computed ahead when the table of a text grows: decoding asks for one more position at a time."""
+
+
+# Options and the host.
+
+
+def option(
+    default: Any, *, least: float | None = None, most: float | None = None, choices: Any = None
+) -> Any:
+    """Declares an option of an encoding with its default and what it may be; see `Options`."""
+    return field(default=default, metadata={"least": least, "most": most, "choices": choices})
+
+
+@dataclass(frozen=True)
+class Options:
+    """Base of the options of an encoding: every field is checked against its type and bounds."""
+
+    def __post_init__(self) -> None:
+        for name in fields(self):
+            check_value(name.name, getattr(self, name.name), name.type, **name.metadata)
+
+
+def check_value(
+    name: str,
+    value: Any,
+    kind: Any,
+    least: float | None = None,
+    most: float | None = None,
+    choices: Iterable[str] | None = None,
+) -> None:
+    """Checks a value that a user gives: its type, that it is finite, and its bounds.
+
+    Raises:
+        TypeError: the value is of another type.
+        ValueError: the value is not finite, out of bounds, or none of the choices.
+    """
+    kinds = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    if value is None and type(None) in kinds:
+        return
+    accepted = tuple(kinds) + ((int,) if float in kinds else ())
+    if not isinstance(value, accepted) or (isinstance(value, bool) and bool not in kinds):
+        wanted = " or ".join(one.__name__ for one in kinds if one is not type(None))
+        raise TypeError(f"{name}={value!r} must be of type {wanted}, not {type(value).__name__}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{name}={value!r} must be a finite number")
+    if least is not None and value < least:
+        raise ValueError(f"{name}={value!r} must be at least {least:g}")
+    if most is not None and value > most:
+        raise ValueError(f"{name}={value!r} must be at most {most:g}")
+    if choices is not None and value not in tuple(choices):
+        raise ValueError(f"{name}={value!r} is unknown; choose one of {', '.join(map(repr, choices))}")
+
+
+def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """Words that point to the name most like a mistyped one; nothing when none is like it."""
+    nearest = difflib.get_close_matches(given, list(known), n=1)
+    return f" (did you mean {nearest[0]}?)" if nearest else ""
+
+
+def parse_options(name: str, options_class: type[Any], given: dict[str, Any]) -> Any:
+    """Builds the options of an encoding, refusing those that it does not have.
+
+    Raises:
+        TypeError: an option is unknown; lists the known ones.
+    """
+    known = [one.name for one in fields(options_class)]
+    unknown = [f"{option}{did_you_mean(option, known)}" for option in sorted(set(given) - set(known))]
+    if unknown:
+        listed = ", ".join(known) if known else "none"
+        raise TypeError(
+            f"position encoding {name!r} has no option {', '.join(unknown)}; its options are: {listed}"
+        )
+    return options_class(**given)
+
+
+@dataclass(frozen=True)
+class HostSpec:
+    """What an encoding knows of the transformer that hosts it.
+
+    Attributes:
+        dim: width C of the transformer.
+        num_heads: its attention heads; None for hosts that only add vectors to their input.
+        num_kv_heads: heads of its keys, fewer with grouped-query attention; by default num_heads.
+        head_dim: width D of a head, by default dim / num_heads.
+        num_layers: its layers.
+        num_dims: dimensions of its data: 1 for text, 2 for images.
+        train_shape: size of the training context, (length,) or (rows, columns).
+        num_prefix: class and register tokens, which come first and have no position.
+        causal: whether its attention is causal.
+        scaling: what its attention multiplies scores by, by default 1 / sqrt(D).
+    """
+
+    dim: int
+    num_heads: int | None = None
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+    num_layers: int = 1
+    num_dims: int = 1
+    train_shape: tuple[int, ...] | None = None
+    num_prefix: int = 0
+    causal: bool = False
+    scaling: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("dim", "num_layers", "num_dims"):
+            check_value(name, getattr(self, name), int, least=1)
+        for name in ("num_heads", "num_kv_heads", "head_dim"):
+            check_value(name, getattr(self, name), int | None, least=1)
+        check_value("num_prefix", self.num_prefix, int, least=0)
+        heads, shape = self.num_heads, self.train_shape
+        if heads is not None and self.head_dim is None and self.dim % heads:
+            raise ValueError(
+                f"dim={self.dim} is not divisible by num_heads={heads}; choose heads that divide it"
+            )
+        if heads is not None and heads % (self.num_kv_heads or heads):
+            raise ValueError(f"num_kv_heads={self.num_kv_heads} must divide num_heads={heads}")
+        if shape is not None:
+            if isinstance(shape, int) or len(shape) != self.num_dims:
+                raise ValueError(f"train_shape={shape} must have num_dims={self.num_dims} entries")
+            for side in shape:
+                check_value("an entry of train_shape", side, int, least=1)
+            object.__setattr__(self, "train_shape", tuple(shape))
+        object.__setattr__(self, "head_dim", self.head_dim or self.dim // (heads or 1))
+        object.__setattr__(self, "num_kv_heads", self.num_kv_heads or heads or 1)
+        object.__setattr__(self, "scaling", self.scaling or self.head_dim**-0.5)  # type: ignore[operator]
+
+
+class PositionLosses(NamedTuple):
+    """The two position objectives of a training step, unweighted, and their weighted sum; all scalars."""
+
+    distance: Tensor
+    ood: Tensor
+    weighted: Tensor
+
+
+class PositionInputs(NamedTuple):
+    """What a forward pass needs of its positions."""
+
+    encoded: Tensor
+    """(..., L, W), for `on_input`; encodings that do nothing there may put anything."""
+    layers: list[Tensor]
+    """Position inputs of each layer, (L, T) or (B, L, T), for the attention operation."""
+    losses: PositionLosses | None = None
+
+    def map(self, change: Any) -> "PositionInputs":
+        """Applies a function of a tensor to all; layers that share a tensor share the result too."""
+        changed = {id(inputs): change(inputs) for inputs in self.layers}
+        return PositionInputs(change(self.encoded), [changed[id(one)] for one in self.layers], self.losses)
+
+
+# What attention does with positions.
+
+
+class AttentionOperation:
+    """What attention does with the position inputs of its layer; this one does nothing.
+
+    Queries and keys are (B, H, L, D), inputs (L, T) or (B, L, T). With grouped-query attention keys have fewer
+    heads than queries; vectors are made for the heads of keys, and `groups` queries share each. `inplace`
+    allows an operation to overwrite queries or keys, where nothing else reads them.
+    """
+
+    has_scores = False
+    """Whether `score_factors` adds to the scores; then attention must know the positions of all keys."""
+
+    def __init__(self, num_heads: int = 1, groups: int = 1) -> None:
+        self.num_heads, self.groups = num_heads, groups
+
+    def on_query(self, q: Tensor, inputs: Tensor, inplace: bool = False) -> Tensor:
+        """Changes queries."""
+        return q
+
+    def on_key(self, k: Tensor, inputs: Tensor, inplace: bool = False) -> Tensor:
+        """Changes keys, before they enter a cache."""
+        return k
+
+    def score_factors(self, query_inputs: Tensor, key_inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns f_q (..., H, L, R) and f_k (..., H or 1, S, R), whose product is added to q k^T before scaling.
+
+        H is the number of key heads. A low rank R keeps the L x S matrix out of memory:
+        (q ++ f_q) (k ++ f_k)^T = q k^T + f_q f_k^T.
+        """
+        raise NotImplementedError(f"{type(self).__name__} adds no scores")
+
+    def split(self, inputs: Tensor, part: int, groups: int = 1) -> Tensor:
+        """The part of queries (0) or keys (1) in inputs (..., L, 2 * H * D), as (..., H, L, D)."""
+        # One unbind, whose gradient is one stack; two selects would each fill a tensor with zeros in backward.
+        by_head = inputs.unflatten(-1, (2, self.num_heads, -1)).unbind(-3)[part].transpose(-3, -2)
+        return by_head if groups == 1 else share_heads(by_head, groups)
+
+
+class MultiplyOperation(AttentionOperation):
+    """AttnMul: (q * e_q) (k * e_k)^T."""
+
+    def on_query(self, q: Tensor, inputs: Tensor, inplace: bool = False) -> Tensor:
+        e_q = self.split(inputs.to(q.dtype), 0, self.groups)
+        return q.mul_(e_q) if inplace else q * e_q
+
+    def on_key(self, k: Tensor, inputs: Tensor, inplace: bool = False) -> Tensor:
+        e_k = self.split(inputs.to(k.dtype), 1)
+        return k.mul_(e_k) if inplace else k * e_k
+
+
+class AddOperation(AttentionOperation):
+    """AttnSum: (q + e_q) (k + e_k)^T."""
+
+    def on_query(self, q: Tensor, inputs: Tensor, inplace: bool = False) -> Tensor:
+        e_q = self.split(inputs.to(q.dtype), 0, self.groups)
+        return q.add_(e_q) if inplace else q + e_q
+
+    def on_key(self, k: Tensor, inputs: Tensor, inplace: bool = False) -> Tensor:
+        e_k = self.split(inputs.to(k.dtype), 1)
+        return k.add_(e_k) if inplace else k + e_k
+
+
+class BiasOperation(AttentionOperation):
+    """AttnBias: q k^T + c e_q e_k^T, inside the division by sqrt(D) as in the release."""
+
+    has_scores = True
+
+    def __init__(self, num_heads: int = 1, groups: int = 1, scale: float = 1.0) -> None:
+        super().__init__(num_heads, groups)
+        self.scale = scale
+
+    def score_factors(self, query_inputs: Tensor, key_inputs: Tensor) -> tuple[Tensor, Tensor]:
+        e_q, e_k = self.split(query_inputs, 0), self.split(key_inputs, 1)
+        return (e_q if self.scale == 1 else e_q * self.scale), e_k
+
+
+class RotateOperation(AttentionOperation):
+    """RoPE: rotates neighbouring pairs (x0, x1), (x2, x3), ... by angles that grow with the position.
+
+    Inputs are (..., L, H * D): for each head D / 2 cosines and D / 2 sines. Pairs are interleaved as in
+    RoFormer, timm and the authors' release; checkpoints that pair halves (GPT-NeoX, Llama) need their
+    projections permuted. Rotation is counter-clockwise.
+    """
+
+    def on_query(self, q: Tensor, inputs: Tensor, inplace: bool = False) -> Tensor:
+        return self._rotate(q, inputs, self.groups)
+
+    def on_key(self, k: Tensor, inputs: Tensor, inplace: bool = False) -> Tensor:
+        return self._rotate(k, inputs, 1)
+
+    def _rotate(self, x: Tensor, inputs: Tensor, groups: int) -> Tensor:
+        by_head = share_heads(inputs.to(x.dtype).unflatten(-1, (self.num_heads, 2, -1)), groups)
+        by_head = by_head.transpose(-4, -3)  # (..., H, L, 2, D/2)
+        cos, sin = by_head.select(-2, 0), by_head.select(-2, 1)
+        pairs = x.unflatten(-1, (-1, 2))
+        even, odd = pairs.select(-1, 0), pairs.select(-1, 1)
+        return torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1).flatten(-2)
+
+
+def join_rotation(angles: Tensor) -> Tensor:
+    """Turns angles (..., L, H, D/2) into the inputs of `RotateOperation` (..., L, H * D)."""
+    return torch.cat([angles.cos(), angles.sin()], dim=-1).flatten(-2)
+
+
+def share_heads(vectors: Tensor, groups: int) -> Tensor:
+    """Repeats vectors (..., H, ., .) of key heads for the queries that share them."""
+    return vectors if groups == 1 else vectors.repeat_interleave(groups, dim=-3)
+
+
+def position_scores(factors: tuple[Tensor, Tensor], scaling: float, groups: int = 1) -> Tensor:
+    """Multiplies factors out to the bias (1 or B, H, L, S) that is added to scaled scores."""
+    f_q, f_k = factors
+    with without_autocast(f_q.device):
+        scores = share_heads(torch.matmul(f_q * scaling, f_k.transpose(-2, -1)), groups)
+    return scores if scores.ndim == 4 else scores.unsqueeze(0)
+
+
+def widen_heads(
+    q: Tensor, k: Tensor, v: Tensor, factors: tuple[Tensor, Tensor], groups: int = 1
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Appends factors to queries and keys, and zeros to values: scores without a matrix of them in memory.
+
+    Values are padded, because kernels for long sequences want heads of one width, a multiple of 8.
+    """
+    rank = factors[0].shape[-1]
+    padding = -(q.shape[-1] + rank) % 8
+
+    def widen(x: Tensor, added: Tensor) -> Tensor:
+        added = F.pad(added.to(x.dtype), (0, rank + padding - added.shape[-1]))
+        return torch.cat([x, added.expand(*x.shape[:-1], rank + padding)], dim=-1)
+
+    return widen(q, share_heads(factors[0], groups)), widen(k, factors[1]), F.pad(v, (0, rank + padding))
+
+
+# Encodings.
+
+
+class PositionEncoding(nn.Module):
+    """How a transformer learns where its tokens are. Override only what the method uses.
+
+    Args:
+        dim: width C of the host transformer.
+        **kwargs: what the encoding must know of its host, the fields of `HostSpec`, and the method's options,
+            the fields of the class's `Options`.
+    """
+
+    name: ClassVar[str]
+    supported_dims: ClassVar[frozenset[int]] = frozenset()
+    """Dimensions of data that the method handles; empty means any."""
+    flattens: ClassVar[bool] = False
+    """Whether data of more dimensions is numbered through in row-major order, prefix tokens first."""
+    needs_causal: ClassVar[bool] = False
+    Options: ClassVar[type[Any]] = Options
+    changes_input: bool = False
+    """Whether `on_input` does anything."""
+    capacity: int | None = None
+    """What coordinates must be below; None where there is no limit."""
+    allow_absent: bool = False
+    """Whether a coordinate may be -1, "not there"."""
+    has_table: bool = False
+    """Whether inputs of 1-D positions do not depend on the size of the context, and are worth a table."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.__signature__ = _signature(cls.Options)  # type: ignore[attr-defined]
+
+    def __init__(self, dim: int, **kwargs: Any) -> None:
+        super().__init__()
+        of_host = {one.name: kwargs.pop(one.name) for one in fields(HostSpec) if one.name in kwargs}
+        self.host = HostSpec(dim, **of_host)
+        unsuitable = self.unsuitable(self.host.num_dims, self.host.causal)
+        if unsuitable:
+            raise ValueError(f"position encoding {self.name!r} {unsuitable}")
+        self.options = parse_options(self.name, self.Options, kwargs)
+        self.dim, self.train_shape = dim, self.host.train_shape
+        self.groups = (self.host.num_heads or 1) // self.host.num_kv_heads
+        """Queries that share a key head."""
+        self.num_dims = 1 if self.flattens else self.host.num_dims
+        """Coordinates of the positions that `encode` takes: 1 for a method that numbers a grid through."""
+        self.register_buffer("kind", self._kind_as_bytes())
+        self.clear_cache()
+
+    @classmethod
+    def unsuitable(cls, num_dims: int, causal: bool) -> str:
+        """Says why the method does not suit such data or attention; nothing when it does."""
+        if cls.supported_dims and num_dims not in cls.supported_dims and not cls.flattens:
+            example = {1: " such as text", 2: " such as images"}.get(num_dims, "")
+            return f"handles {sorted(cls.supported_dims)}-dimensional data, not {num_dims}-dimensional data{example}"
+        if cls.needs_causal and not causal:
+            return "needs causal attention, as in a language model; this model attends in both directions"
+        return ""
+
+    # What a method overrides. Defaults do nothing.
+
+    def encode(self, positions: Tensor, limit: list[int] | None = None) -> Tensor:
+        """Turns positions into what the rest needs; runs once per forward pass.
+
+        Args:
+            positions: (..., L, n).
+            limit: what all coordinates are below, when it is known. Methods that interpolate stretch their
+                training context over it.
+
+        Returns:
+            (..., L, W).
+        """
+        return torch.zeros((*positions.shape[:-1], 0), device=positions.device)
+
+    def encode_prefix(self, encoded: Tensor) -> Tensor:
+        """Puts the rows of class and register tokens before those of the other tokens: (..., P + L, W)."""
+        if self.host.num_prefix == 0:
+            return encoded
+        return prepend_rows(encoded.new_zeros(self.host.num_prefix, encoded.shape[-1]), encoded)
+
+    def on_input(self, x: Tensor, encoded: Tensor) -> Tensor:
+        """Changes the embedded tokens (B, L, C) before the first layer."""
+        return x
+
+    def layer_inputs(self, encoded: Tensor) -> list[Tensor]:
+        """Returns for each layer what its attention operation needs, (..., L, T)."""
+        return [encoded] * self.host.num_layers
+
+    def make_operation(self) -> AttentionOperation:
+        """Returns what attention does with the inputs of its layer."""
+        return AttentionOperation()
+
+    def check_limit(self, limit: Sequence[int]) -> None:
+        """Raises ValueError when positions up to `limit` cannot be encoded."""
+
+    def initialize(self, std: float = 0.02) -> None:
+        """Gives parameters and buffers their first values; `std` is that of the host's weights."""
+        reset = getattr(self, "reset_parameters", None)
+        if reset is not None:
+            reset(std)
+        self.kind = self._kind_as_bytes().to(self.kind.device)
+
+    def keep_layers(self, num_layers: int) -> None:
+        """Forgets what belongs to layers beyond the first `num_layers`, which the host has cut off."""
+        self.host = HostSpec(**{**vars(self.host), "num_layers": num_layers})
+        self.clear_cache()
+
+    def training_inputs(
+        self, positions: Positions, batch_size: int, objectives: bool, device: Any
+    ) -> PositionInputs:
+        """`forward` of a training step; methods with objectives of their own override it."""
+        return self.compute_inputs(positions, device)
+
+    # What hosts call.
+
+    def forward(
+        self,
+        positions: Positions | Tensor,
+        batch_size: int = 1,
+        device: Any = None,
+        objectives: bool = False,
+    ) -> Any:
+        """Returns what a forward pass needs of its positions.
+
+        Args:
+            positions: those of the tokens, without prefix tokens. A plain tensor (..., n) is only encoded.
+            batch_size: examples, which may be shifted one by one in training.
+            device: where the positions of a grid are made.
+            objectives: whether a training step computes the position objectives too.
+
+        Returns:
+            `PositionInputs`; their rows include prefix tokens. For a plain tensor, vectors (..., W).
+
+        Raises:
+            ValueError: a position is negative or too large for the encoding.
+        """
+        if isinstance(positions, Tensor):
+            return self.encode(self._checked(positions))
+        if self.training:
+            return self.training_inputs(positions, batch_size, objectives, device)
+        # Continuing a text is no time to read values: its keys come from the same weights.
+        if not self._may_cache(read_values=self.host.num_dims > 1 or not any(positions.start)):
+            return self.compute_inputs(positions, device)
+        return self._from_table(positions, device) if self.has_table else self._from_grids(positions, device)
+
+    def compute_inputs(self, positions: Positions, device: Any = None) -> PositionInputs:
+        """`forward` without anything that is kept."""
+        limit = self._limit(positions)
+        numbered = self._numbered(positions) if self.flattens else positions
+        encoded = self.encode_prefix(self.encode(numbered.tensor(device), limit))
+        return PositionInputs(encoded, self.layer_inputs(encoded))
+
+    def _limit(self, positions: Positions) -> list[int] | None:
+        """What coordinates are below, checked; in a graph of unknown positions the training context."""
+        if is_traced():
+            trained = None if self.train_shape is None else list(self.train_shape)
+            return trained if positions.size is None else positions.limit()
+        if positions.ids is not None and positions.bound is None:
+            positions = Positions(ids=self._checked(positions.ids))
+        limit = positions.limit()
+        self.check_limit(limit)
+        return limit
+
+    def _numbered(self, positions: Positions) -> Positions:
+        """Numbers the cells of a grid through, prefix tokens first, for methods that `flattens`."""
+        size, prefix = positions.size, self.host.num_prefix
+        if size is None or self.host.num_dims == 1:
+            return positions
+        if any(positions.start):
+            raise ValueError(
+                f"position encoding {self.name!r} numbers the cells of a grid through and cannot start at "
+                f"{tuple(positions.start)}; use an encoding with a coordinate per dimension, such as 'seqpe'"
+            )
+        return Positions((math.prod(size),), (prefix,))
+
+    def _checked(self, positions: Tensor) -> Tensor:
+        """Positions that a user passes, as int64; under tracing as they are."""
+        if is_traced():
+            return positions
+        checked = check_positions(positions, self.num_dims, self.capacity, self.allow_absent)
+        self.check_limit(Positions(ids=checked).limit())
+        return checked
+
+    # The cache of inference: the inputs of a few grids, or a table of 1-D positions that grows on demand.
+
+    def _may_cache(self, read_values: bool) -> bool:
+        """Whether inputs may come from the cache; empties it when the weights have changed."""
+        if is_traced() or (torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters())):
+            return False
+        state, values = parameter_state(self, read_values)
+        if state != self._state or not (values is None or torch.equal(values, self._values)):
+            self.clear_cache()
+            self._state, self._values = parameter_state(self, read_values=True)
+        return state is not None
+
+    def _from_grids(self, positions: Positions, device: Any) -> PositionInputs:
+        key = (positions.size, positions.start, device)
+        if positions.size is None or self.host.num_dims == 1:
+            return self.compute_inputs(positions, device)
+        if key not in self._grids:
+            with as_constants(device):
+                inputs = self.compute_inputs(positions, device)
+            self._grids = {**dict(list(self._grids.items())[1 - MAX_CACHED_GRIDS :]), key: inputs}
+            return inputs
+        return self._grids[key]
+
+    def _from_table(self, positions: Positions, device: Any) -> PositionInputs:
+        """Reads the inputs of 1-D positions from the table; a few that are far away need no table up to there."""
+        table, ids, limit = self._table, positions.ids, (self._limit(positions) or [0])[0]
+        rows = 0 if table is None else table.encoded.shape[0]
+        count = ids.numel() if ids is not None else limit - positions.start[0]
+        if limit > 4 * (rows + count + TABLE_GROWTH):
+            return self.compute_inputs(positions, device)
+        if table is None or limit > rows:
+            table = self._table = self._grown_table(table, limit, device)
+        if ids is None:
+            return table.map(lambda inputs: inputs[positions.start[0] : limit])
+        index = ids[..., 0].long()
+        return table.map(lambda inputs: F.embedding(index, inputs))
+
+    def _grown_table(self, table: PositionInputs | None, stop: int, device: Any) -> PositionInputs:
+        rows = 0 if table is None else table.encoded.shape[0]
+        if table is not None:
+            stop = max(stop, min(stop + rows // 4 + TABLE_GROWTH, self.capacity or stop))
+        with as_constants(device):
+            new = self.compute_inputs(Positions((stop - rows,), (rows,)), device)
+            if table is None:
+                return new
+            pairs = [(table.encoded, new.encoded), *zip(table.layers, new.layers, strict=True)]
+            joined = {id(old): torch.cat([old, more]) for old, more in pairs}
+            return table.map(lambda inputs: joined[id(inputs)])
+
+    def clear_cache(self) -> None:
+        """Drops everything that was computed for inference."""
+        self._grids: dict[Any, PositionInputs] = {}
+        self._table: PositionInputs | None = None
+        self._state: Any = None
+        self._values: Any = None
+
+    def train(self, mode: bool = True) -> "PositionEncoding":
+        self.clear_cache()
+        return super().train(mode)
+
+    def _apply(self, *args: Any, **kwargs: Any) -> "PositionEncoding":
+        self.clear_cache()
+        return super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = {"_grids": {}, "_table": None, "_state": None, "_values": None}
+        return {**self.__dict__, **kept}
+
+    # Weights say what they are.
+
+    def kind_name(self) -> str:
+        """What weights of this encoding are for: they would load into another, and mean something else."""
+        return self.name
+
+    def _kind_as_bytes(self) -> Tensor:
+        return torch.tensor(list(self.kind_name().encode().ljust(32)), dtype=torch.uint8)
+
+    def check_kind(self, kind: Tensor | None = None) -> None:
+        """Raises ValueError when loaded weights are of another encoding or integration."""
+        found = self.kind if kind is None else kind
+        if found is None or found.is_meta:
+            return
+        name = bytes(found.tolist()).decode(errors="replace").strip()
+        if name != self.kind_name():
+            raise ValueError(
+                f"these weights are of position encoding {name!r}, and the model has {self.kind_name()!r}; "
+                "build the model with the encoding and the integration of the weights"
+            )
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        self.clear_cache()
+        kind = state_dict.get(f"{prefix}kind")
+        error_messages = args[-1]
+        if kind is None:
+            state_dict[f"{prefix}kind"] = self._kind_as_bytes()  # saved before weights said it
+        else:
+            try:
+                self.check_kind(kind)
+            except ValueError as error:
+                error_messages.append(str(error))
+        super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[no-untyped-call]
+
+    def extra_repr(self) -> str:
+        shown = [f"dim={self.dim}", f"num_dims={self.host.num_dims}"]
+        for one in fields(self.options):
+            value = getattr(self.options, one.name)
+            if one.default is MISSING or value != one.default:
+                shown.append(f"{one.name}={value!r}")
+        return ", ".join(shown)
+
+
+def _signature(options_class: type[Any]) -> inspect.Signature:
+    """The signature of an encoding's constructor, for `help` and completion: its host, then its options."""
+    return inspect.Signature(
+        inspect.Parameter(
+            one.name,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD if one.name == "dim" else inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if one.default is MISSING else one.default,
+            annotation=one.type,
+        )
+        for one in (*fields(HostSpec), *fields(options_class))
+    )
+
+
+def prepend_rows(rows: Tensor, encoded: Tensor) -> Tensor:
+    """Puts (P, W) rows before (..., L, W), repeating them over leading axes."""
+    return torch.cat([rows.to(encoded.dtype).expand(*encoded.shape[:-2], *rows.shape), encoded], dim=-2)
+
+
+# Parameters, graphs and precision.
+
+
+def parameter_state(encoding: PositionEncoding, read_values: bool) -> tuple[list[Any] | None, Tensor | None]:
+    """What tells whether results computed from an encoding's parameters still hold.
+
+    Returns:
+        Identity, version and address of all parameters; None where a part is wrapped, hooked, parametrised or
+        quantised, and parameters alone do not tell. And some values of each, as writes through `.data` and
+        fused optimizers leave versions as they are; None where they are not to be read.
+    """
+    state: list[Any] = []
+    values = [encoding.kind]
+    known = ("torch.nn.modules.", __name__.rpartition(".")[0], type(encoding).__module__)
+    for part in encoding.modules():
+        parameters = [p for p in part._parameters.values() if p is not None]
+        is_foreign = not type(part).__module__.startswith(known)
+        is_changed = any(type(p) is not nn.Parameter for p in parameters)
+        if any((is_foreign, is_changed, part._forward_hooks, "forward" in part.__dict__)):
+            return None, None
+        # Parameters made in inference mode have no version.
+        state += [(id(p), p.is_inference() or p._version, p.data_ptr()) for p in parameters]
+        values += [p.detach().reshape(-1)[:: p.numel() // 64 + 1] for p in parameters]
+    return state, torch.cat([part.float() for part in values]) if read_values else None
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether something else may read what a module returns: hooks on it, on its parts, or on all modules."""
+    if torch_module._global_forward_hooks:
+        return True
+    return any(part._forward_hooks for part in module.modules())
+
+
+def is_traced() -> bool:
+    """Whether torch.compile, torch.export, torch.fx or torch.jit.trace records what runs.
+
+    Then nothing may be kept for later, and nothing may depend on the values of tensors.
+    """
+    return torch.compiler.is_compiling() or torch.fx._symbolic_trace.is_fx_tracing() or torch.jit.is_tracing()
+
+
+def without_autocast(device: torch.device) -> Any:
+    """Switches autocast off, where it is on: positions are large numbers, which half precision rounds."""
+    if device.type != "meta" and torch.is_autocast_enabled(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def as_constants(device: Any) -> Any:
+    """Computes without gradients and in full precision, whatever mode the caller is in.
+
+    Normal tensors even inside inference_mode, so that a frozen encoder can serve a model that trains.
+    """
+    home = torch.device(device or torch.get_default_device())
+    with torch.inference_mode(False), torch.no_grad(), without_autocast(home):
+        yield
