@@ -11,6 +11,7 @@ from .after_import import run_after_import
 
 if TYPE_CHECKING:
     from .auto_classes import register_auto_classes
+    from .hosts import Host, list_hosts, set_position_encoding, with_position_encoding
     from .portable.configuration_seqpe import SeqPEGPT2Config
     from .portable.configuration_seqpe_vit import SeqPEViTConfig
     from .portable.encodings import (
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "Host": "hosts",
+    "list_hosts": "hosts",
+    "set_position_encoding": "hosts",
+    "with_position_encoding": "hosts",
     "ABSENT": "portable.positions",
     "AttentionOperation": "portable.position_encoding",
     "PositionEncoding": "portable.position_encoding",
@@ -60,6 +65,7 @@ _HOME = {
 __all__ = [
     "ABSENT",
     "AttentionOperation",
+    "Host",
     "PositionEncoding",
     "PositionLosses",
     "Positions",
@@ -73,13 +79,16 @@ __all__ = [
     "SeqPEViTModel",
     "build_position_encoding",
     "grid_positions",
+    "list_hosts",
     "list_position_encodings",
     "positions_from_mask",
     "range_positions",
     "register_auto_classes",
     "register_position_encoding",
     "register_timm",
+    "set_position_encoding",
     "unregister_timm",
+    "with_position_encoding",
 ]
 
 

@@ -65,7 +65,7 @@ class _Configs(dict[str, Any]):
 def _exists(model_type: str) -> bool:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-    native = model_type.removeprefix(PREFIX)
+    native = model_type.removeprefix(PREFIX).removeprefix("hf_")
     return model_type.startswith(PREFIX) and native in CONFIG_MAPPING_NAMES
 
 

@@ -63,6 +63,14 @@ class SeqPEGPT2Config(PositionConfig, transformers.GPT2Config):
     train_length: int | None = None
     keep_native: bool = False
 
+    def __post_init__(self, **kwargs: Any) -> None:
+        super().__post_init__(**kwargs)
+        if self.keep_native:
+            raise ValueError(
+                "keep_native=True: GPT-2's table of positions and the encoding have one name in a checkpoint "
+                "(wpe); choose a model with rotary positions, or keep_native=False"
+            )
+
     @classmethod
     def paper(cls, **changes: Any) -> "SeqPEGPT2Config":
         """The model of the paper's WikiText-103 runs: GPT-2 of 124M, context 512, AttnBias, shared W_PE."""
@@ -105,13 +113,18 @@ def position_config_class(native: type[PreTrainedConfig]) -> Any:
         body: dict[str, Any] = {key: default for key, (_, default) in fields.items()}
         body["__annotations__"] = {key: kind for key, (kind, _) in fields.items()}
         body.update(
-            model_type=f"seqpe_{native.model_type}",
+            model_type=seqpe_model_type(native.model_type),
             native_model_type=native.model_type,
             __module__=__name__,
             __doc__=f"Configuration of {native.__name__} with a position encoding; see `PositionConfig`.",
         )
         globals()[name] = strict(type(name, (PositionConfig, native), body))
     return globals()[name]
+
+
+def seqpe_model_type(native: str) -> str:
+    """The model type of a model with a position encoding; "seqpe_vit" is the ViT of timm."""
+    return "seqpe_hf_vit" if native == "vit" else f"seqpe_{native}"
 
 
 def auto_map_of(config: Any) -> dict[str, str]:
@@ -144,7 +157,7 @@ def config_of_model_type(model_type: str) -> Any:
 
     if model_type == SeqPEGPT2Config.model_type:
         return SeqPEGPT2Config
-    return position_config_class(CONFIG_MAPPING[model_type.removeprefix("seqpe_")])
+    return position_config_class(CONFIG_MAPPING[model_type.removeprefix("seqpe_").removeprefix("hf_")])
 
 
 __all__ = ["SeqPEGPT2Config"]

@@ -104,6 +104,16 @@ def _release_metric(form: str, student: Tensor, teacher: Tensor) -> Tensor:
     return forwards + F.kl_div(teacher, student, reduction="none", log_target=True).mean()
 
 
+def share_of_batch(
+    labels: Tensor | None, num_items_in_batch: Tensor | int | None, shift_labels: Tensor | None = None
+) -> Tensor | float:
+    """Which part this step is of a batch accumulated over several steps, counted as the main loss counts."""
+    if num_items_in_batch is None or labels is None:
+        return 1.0
+    predicted = shift_labels if shift_labels is not None else labels[..., 1:] if labels.ndim > 1 else labels
+    return (predicted != -100).sum() / num_items_in_batch
+
+
 def warmup_ratio(step: int, warmup_steps: int) -> float:
     """Share of the objectives' weights at a step counted from 1: linear up to `warmup_steps`, then 1."""
     return min(1.0, step / warmup_steps) if warmup_steps > 0 else 1.0

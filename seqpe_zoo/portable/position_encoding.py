@@ -419,7 +419,12 @@ class PositionEncoding(nn.Module):
         reset = getattr(self, "reset_parameters", None)
         if reset is not None:
             reset(std)
-        self.kind = self._kind_as_bytes().to(self.kind.device)
+        if not getattr(self.kind, "_is_hf_initialized", False):  # else transformers has loaded it
+            self.kind = self._kind_as_bytes().to(self.kind.device)
+
+    def has_objectives(self) -> bool:
+        """Whether training should add objectives of the encoding to the loss."""
+        return False
 
     def keep_layers(self, num_layers: int) -> None:
         """Forgets what belongs to layers beyond the first `num_layers`, which the host has cut off."""

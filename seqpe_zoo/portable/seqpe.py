@@ -43,6 +43,8 @@ from .positions import Positions, grid_positions, ravel_positions
 INTEGRATIONS = ("mul", "sum", "bias", "input")
 PAPER_MAX_POSITION = 20000
 """L_max of the paper's text runs."""
+MAX_ENCODER_DIM = 768
+"""Widest encoder by default; the paper's is as wide as its models, 384 and 768."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +52,10 @@ class SeqPEOptions(Options):
     """Options of `seqpe`. Letters of the paper in brackets.
 
     Attributes:
-        num_digits: [k] digits per coordinate; by default 5 in one dimension, 2 in more.
+        num_digits: [k] digits per coordinate; by default 5 in one dimension and 2 in more, or as many as write
+            twice the training context.
         base: [b] base of the number system.
-        encoder_dim: [d] width of the encoder; by default that of the host.
+        encoder_dim: [d] width of the encoder; by default that of the host, at most 768.
         encoder_heads: its attention heads; by default one for each 64 columns.
         encoder_layers: [N] its layers.
         encoder_causal: causal or bidirectional attention over digits.
@@ -79,7 +82,7 @@ class SeqPEOptions(Options):
         shift_probability: share of training examples with a random start position.
         shift_scope: "example", or "batch" as in the release.
         max_position: [L_max] the objectives draw positions below it; by default what the digits can write, at
-            most 20,000.
+            most 20,000 or four times the training context.
         num_pivots: pivots of the contrastive objective a step.
         num_candidates: [m] candidates a pivot.
         num_starts: shifted contexts of the distillation objective a step.
@@ -171,7 +174,7 @@ class SeqPE(PositionEncoding):
         super().__init__(dim, **kwargs)
         options, host = self.options, self.host
         self.base = options.base
-        self.num_digits = options.num_digits or (5 if self.num_dims == 1 else 2)
+        self.num_digits = options.num_digits or self._default_digits()
         self.capacity: int = self.base**self.num_digits
         self.allow_absent = options.allow_absent
         self.integration = self._integration()
@@ -186,7 +189,7 @@ class SeqPE(PositionEncoding):
             raise ValueError("extrapolation='interpolate' stretches the training context: give train_shape")
         self.max_position = self._max_position()
 
-        encoder_dim = options.encoder_dim or dim
+        encoder_dim = options.encoder_dim or min(dim, MAX_ENCODER_DIM)
         encoder_heads = options.encoder_heads or max(1, encoder_dim // 64)
         if encoder_dim % encoder_heads:
             raise ValueError(
@@ -237,10 +240,18 @@ class SeqPE(PositionEncoding):
             raise ValueError(f"integration={integration!r} works in attention: give num_heads of the host")
         return integration
 
+    def _default_digits(self) -> int:
+        """Digits of the paper, or as many as write twice the training context."""
+        digits = 5 if self.num_dims == 1 else 2
+        while self.base**digits < 2 * max(self.train_shape or (1,)):
+            digits += 1
+        return digits
+
     def _max_position(self) -> int:
         """L_max, checked."""
         wanted = self.options.max_position
-        limit = int(wanted if wanted is not None else min(self.capacity, PAPER_MAX_POSITION))
+        trained = max(self.train_shape or (1,))
+        limit = int(wanted or min(self.capacity, max(PAPER_MAX_POSITION, 4 * trained)))
         if limit > self.capacity:
             raise ValueError(
                 f"max_position={limit} does not fit into num_digits={self.num_digits} digits of base "
@@ -268,6 +279,25 @@ class SeqPE(PositionEncoding):
             nn.init.normal_(layer.weight, std=scale)
             starts_at_one = self.integration == "mul" and not released
             nn.init.constant_(layer.bias, 1.0 if starts_at_one else 0.0)
+
+    @torch.no_grad()
+    def start_neutral(self) -> None:
+        """Makes the vectors change nothing at first, for a trained model that gets SeqPE beside its positions.
+
+        All parameters still learn: factors of "mul" are 1, terms of "sum" 0, and of the product of "bias" one
+        half is 0. With both halves at zero no gradient would reach either.
+        """
+        if self.integration == "input":
+            nn.init.zeros_(self.encoder.out.weight)
+            nn.init.zeros_(self.encoder.out.bias)
+        elif not self.projection:
+            raise ValueError("without W_PE (projection='none') SeqPE cannot start as a change of nothing")
+        for layer in self.projection:
+            assert isinstance(layer, nn.Linear)
+            rows = self.width if self.integration == "bias" else 2 * self.width
+            layer.weight[:rows].zero_()
+            layer.bias[:rows].fill_(1.0 if self.integration == "mul" else 0.0)
+        self.clear_cache()
 
     def initialize(self, std: float = 0.02) -> None:
         super().initialize(std)
@@ -415,7 +445,7 @@ class SeqPE(PositionEncoding):
         step = self._draw_objectives(window, ids.device, objectives)
         vectors = self.encoder(torch.cat([ids.reshape(-1, self.num_dims), step.flat]))
         main, drawn = vectors.split([ids[..., 0].numel(), step.flat.shape[0]])
-        losses = self._losses(drawn, step) if objectives else None
+        losses = self._losses(drawn, step) if step.sizes else None
         encoded = self.encode_prefix(main.reshape(*ids.shape[:-1], self.width))
         layers = self.layer_inputs(encoded)
         if rows is not None:
@@ -453,10 +483,12 @@ class SeqPE(PositionEncoding):
 
     def _draw_objectives(self, window: Sequence[int], device: Any, wanted: bool) -> _StepPositions:
         options = self.options
-        generator = optional_generator(self.generator, device)
         drawn = [torch.empty(0, self.num_dims, dtype=torch.long, device=device)]
         nearest = tied = None
-        if wanted and options.distance_weight > 0:
+        if not (wanted and self.has_objectives()):
+            return _StepPositions(drawn[0], [], None, None)
+        generator = optional_generator(self.generator, device)
+        if options.distance_weight > 0:
             contrastive = sample_contrastive(
                 self.max_position,
                 self.num_dims,
@@ -470,7 +502,7 @@ class SeqPE(PositionEncoding):
             )
             drawn += [contrastive.pivots, contrastive.candidates]
             nearest, tied = contrastive.nearest.to(device), contrastive.tied.to(device)
-        if wanted and options.ood_weight > 0:
+        if options.ood_weight > 0:
             counts = (options.num_starts, options.num_transfer)
             drawn += sample_transfer(window, self.max_position, *counts, generator)
         flat = [part.reshape(-1, self.num_dims).to(device) for part in drawn]

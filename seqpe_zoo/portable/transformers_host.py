@@ -3,8 +3,8 @@
 A model keeps its layers. Its attention layers look up an attention function by name; here they find one that
 applies the encoding and then calls the function that the user chose (eager, sdpa, flex or flash attention).
 What it needs travels down as a keyword argument of `forward`. `PositionHost` is put before the class of a base
-model (as `GPT2Model`), `PositionHead` before that of a model with a head. Nothing here knows an encoding or a
-model by name.
+model (as `GPT2Model`), `PositionHead` before that of a model with a head. Nothing here knows an encoding by
+name. What cannot work is refused when the model is built, with the reason.
 """
 
 import functools
@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.utils import can_return_tuple
+from transformers.utils import can_return_tuple, logging
 from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
 
 from .encodings import build_position_encoding
+from .objectives import share_of_batch
 from .position_encoding import (
-    AttentionOperation,
     PositionEncoding,
     PositionInputs,
     PositionLosses,
@@ -29,7 +29,9 @@ from .position_encoding import (
     position_scores,
     widen_heads,
 )
-from .positions import Positions, positions_from_mask
+from .positions import Positions, grid_positions, positions_from_mask
+
+logger = logging.get_logger(__name__)
 
 PREFIX = "positions|"
 """Attention functions with positions are registered under the name of transformers' own with this before it."""
@@ -39,42 +41,53 @@ MAX_SCORE_MASK = 12 * 2048 * 2048
 
 MAX_FLASH_HEAD = 256
 
-KIND_KEY = r"position_encoding\.kind$"
-"""Checkpoints of the first edition do not say what their weights are for."""
+# Attention.
 
 
 class PositionContext:
     """What attention layers need of the positions of a forward pass.
 
     Attributes:
-        operation: what attention does with positions.
-        layers: position inputs of the new tokens, for each layer.
-        key_layers: those of all keys.
+        encoding: the position encoding.
+        inputs: position inputs of the new tokens.
+        key_layers: position inputs of all keys, for each layer.
+        shares_masks: whether layers that share W_PE share their mask with position scores; not under gradient
+            checkpointing, where each layer is computed twice and must compute the same.
         placed: layers whose keys have their positions already, because they passed the cache.
         reached: layers that were reached, counted.
     """
 
-    def __init__(self, operation: AttentionOperation, layers: list[Tensor], key_layers: list[Tensor]) -> None:
-        self.operation, self.layers, self.key_layers = operation, layers, key_layers
+    def __init__(
+        self, encoding: PositionEncoding, inputs: PositionInputs, key_layers: list[Tensor], shares_masks: bool
+    ) -> None:
+        self.encoding, self.operation, self.inputs = encoding, encoding.make_operation(), inputs
+        self.key_layers, self.shares_masks = key_layers, shares_masks
         self.placed: set[int] = set()
         self.reached = 0
         self._masks: dict[Any, tuple[Any, Tensor]] = {}
+
+    def on_key(self, key: Tensor, layer: int) -> Tensor:
+        """Gives new keys (B, H, L, D) their positions."""
+        return self.operation.on_key(key, self.inputs.layers[layer].to(key.device))
 
     def score_mask(
         self, module: Any, q: Tensor, k: Tensor, factors: Any, mask: Tensor | None, scaling: float
     ) -> Tensor:
         """The mask with position scores in it, (1 or B, H, L, S); made once for layers that share W_PE."""
         layer = module.position_layer
-        key = (id(mask), id(self.layers[layer]), id(self.key_layers[layer]), k.shape[2], scaling)
-        if key not in self._masks:
-            visible = mask
-            if visible is None and getattr(module, "is_causal", False) and q.shape[2] > 1:
-                visible = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
-            elif visible is not None and visible.stride(0) == 0:
-                visible = visible[:1]  # no padding: all rows are equal
-            scores = position_scores(factors, scaling, self.operation.groups)
-            self._masks[key] = (mask, mask_with_scores(scores, visible, q.dtype))
-        return self._masks[key][1]
+        key = (id(mask), id(self.inputs.layers[layer]), id(self.key_layers[layer]), k.shape[2], scaling)
+        if key in self._masks:
+            return self._masks[key][1]
+        visible = mask
+        if visible is None and getattr(module, "is_causal", False) and q.shape[2] > 1:
+            visible = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
+        elif visible is not None and visible.stride(0) == 0:
+            visible = visible[:1]  # no padding: all rows are equal
+        scores = position_scores(factors, scaling, self.operation.groups)
+        joined = mask_with_scores(scores, visible, q.dtype)
+        if self.shares_masks:
+            self._masks[key] = (mask, joined)
+        return joined
 
 
 def mask_with_scores(scores: Tensor, mask: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -105,15 +118,18 @@ def attention_with_positions(
     """Attention of transformers with the positions of a context; arguments as of any attention function."""
     if position_context is None:
         raise RuntimeError(
-            f"{type(module).__name__} was called without positions; call the model that "
-            "`set_position_encoding` returned, not one of its parts"
+            f"{type(module).__name__} was called without positions: call the whole model, not one of its "
+            "parts. If you did, it does not pass keyword arguments on to its attention layers and cannot "
+            "have another position encoding"
         )
     context, layer, width = position_context, module.position_layer, value.shape[-1]
     context.reached += 1
-    operation, inputs = context.operation, context.layers[layer].to(query.device)
+    operation, inputs = context.operation, context.inputs.layers[layer].to(query.device)
+    if inputs.shape[-2] != query.shape[2]:
+        raise RuntimeError(f"{query.shape[2]} tokens reached attention, but {inputs.shape[-2]} have positions")
     query = operation.on_query(query, inputs)
     if layer not in context.placed:
-        key = operation.on_key(key, inputs)
+        key = context.on_key(key, layer)
     if operation.has_scores:
         scaling = kwargs.get("scaling") or query.shape[-1] ** -0.5
         key_inputs = context.key_layers[layer].to(query.device)
@@ -122,7 +138,7 @@ def attention_with_positions(
             attention_mask = context.score_mask(module, query, key, factors, attention_mask, scaling)
         else:
             query, key, value = widen_heads(query, key, value, factors, operation.groups)
-            check_width(implementation, query.shape[-1])
+            check_wider_heads(implementation, query.shape[-1])
             kwargs["scaling"] = scaling
     own = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
     attend = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, own)
@@ -140,8 +156,13 @@ def fits_in_mask(implementation: str, query: Tensor, key: Tensor, factors: tuple
     return implementation == "sdpa" and (query.shape[2] == 1 or elements <= MAX_SCORE_MASK * share)
 
 
-def check_width(implementation: str, width: int) -> None:
-    """Raises ValueError where wider heads are too wide for flash attention."""
+def check_wider_heads(implementation: str, width: int) -> None:
+    """Raises ValueError where attention cannot have wider heads."""
+    if implementation.startswith("paged|"):
+        raise ValueError(
+            f"this position encoding adds scores to attention, which {implementation!r} cannot do; use "
+            "attn_implementation='sdpa', 'eager' or 'flex_attention'"
+        )
     if "flash" in implementation and width > MAX_FLASH_HEAD:
         raise ValueError(
             f"position scores make heads {width} wide, and flash attention takes at most {MAX_FLASH_HEAD}; "
@@ -179,8 +200,7 @@ class CacheWithPositions:
         """Changes the new keys, then updates the cache."""
         layer = self.numbers[layer_idx]
         self.context.placed.add(layer)
-        key = self.context.operation.on_key(key, self.context.layers[layer].to(key.device))
-        return self.cache.update(key, value, layer_idx, *args, **kwargs)
+        return self.cache.update(self.context.on_key(key, layer), value, layer_idx, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         if name == "cache":
@@ -188,13 +208,15 @@ class CacheWithPositions:
         return getattr(self.cache, name)
 
 
-# Positions of tokens and of keys.
+# Positions of tokens and of keys in a text.
 
 
 def query_positions(
     length: int, past: Any, position_ids: Tensor | None, attention_mask: Any, device: Any
 ) -> Positions:
     """Decides the positions of new tokens: what the caller says, else counted over real tokens.
+
+    A device other than the CPU is not asked for values while a text is continued, so that it need not wait.
 
     Args:
         length: new tokens in a row.
@@ -205,16 +227,17 @@ def query_positions(
     """
     if position_ids is not None:
         if not isinstance(position_ids, Tensor) or position_ids.shape[-1] != length:
-            given = (
-                tuple(position_ids.shape) if isinstance(position_ids, Tensor) else type(position_ids).__name__
-            )
+            shown = position_ids.shape if isinstance(position_ids, Tensor) else type(position_ids).__name__
             raise ValueError(
-                f"position_ids must be a tensor with an entry for each of the {length} tokens, got {given}"
+                f"position_ids must be a tensor with an entry for each of the {length} tokens, got {shown}"
             )
         return _as_range(position_ids.reshape(-1, length))
-    if isinstance(attention_mask, Tensor) and attention_mask.ndim == 2 and not _all_real(attention_mask):
-        places = torch.arange(length, device=attention_mask.device) + past
-        return _as_range(positions_from_mask(attention_mask)[:, places, 0])
+    if isinstance(attention_mask, Tensor) and attention_mask.ndim == 2:
+        waits = attention_mask.device.type == "cpu" or (isinstance(past, int) and past == 0)
+        if is_traced() or not waits or bool((attention_mask == 0).any()):
+            places = torch.arange(length, device=attention_mask.device) + past
+            counted = positions_from_mask(attention_mask)[:, places]
+            return Positions(ids=counted, bound=attention_mask.shape[1])
     if isinstance(past, Tensor):
         return Positions(ids=(torch.arange(length, device=device) + past).unsqueeze(-1))
     return Positions((length,), (past,))
@@ -227,18 +250,20 @@ def key_positions(cache: Any, new: Positions, past: Any, attention_mask: Any) ->
     those of the new tokens.
     """
     known = getattr(cache, "key_positions", None)
-    if known is None and past:
-        known = query_positions(past, 0, None, _first_columns(attention_mask, past), None)
-        follows = new.tensor()[..., 0, 0]
-        if not is_traced() and bool((follows != known.tensor(follows.device)[..., -1, 0] + 1).any()):
-            raise ValueError(
-                f"position_ids begin at {follows.tolist()}, which does not continue the {past} keys of the cache; "
-                "pass a cache that this model has filled"
-            )
-    if past and known is not None:
+    if isinstance(past, int) and past == 0:
+        known = new
+    elif known is not None:
         known = _join(known, new, past)
     else:
-        known = new
+        is_2d = isinstance(attention_mask, Tensor) and attention_mask.ndim == 2
+        known = query_positions(past, 0, None, attention_mask[:, :past] if is_2d else None, None)
+        first, last = new.tensor()[..., 0, 0], known.tensor(new.tensor().device)[..., -1, 0]
+        if not is_traced() and bool((first != last + 1).any()):
+            raise ValueError(
+                f"position_ids begin at {first.tolist()}, which does not continue the {past} keys of the cache; "
+                "pass a cache that this model has filled"
+            )
+        known = _join(known, new, past)
     cache.key_positions = known
     return known
 
@@ -255,7 +280,8 @@ def _join(known: Positions, new: Positions, past: int) -> Positions:
             "select rows of the cache and of its key_positions alike"
         )
     old, more = (ids.repeat_interleave(rows // ids.shape[0], dim=0) for ids in (old, more))
-    return Positions(ids=torch.cat([old, more], dim=1))
+    bound = new.limit()[0] if new.size is not None else new.bound
+    return Positions(ids=torch.cat([old, more], dim=1), bound=bound if known.bound is not None else None)
 
 
 def _pad(keys: Positions, length: int) -> Positions:
@@ -263,9 +289,8 @@ def _pad(keys: Positions, length: int) -> Positions:
     ids = keys.tensor()
     if ids.shape[-2] >= length:
         return keys
-    return Positions(
-        ids=torch.cat([ids, ids[..., -1:, :].expand(*ids.shape[:-2], length - ids.shape[-2], 1)], -2)
-    )
+    filler = ids[..., -1:, :].expand(*ids.shape[:-2], length - ids.shape[-2], 1)
+    return Positions(ids=torch.cat([ids, filler], dim=-2), bound=keys.bound)
 
 
 def _as_range(ids: Tensor) -> Positions:
@@ -277,15 +302,8 @@ def _as_range(ids: Tensor) -> Positions:
     return Positions(ids=(ids[0] if ids.shape[0] == 1 else ids).unsqueeze(-1))
 
 
-def _all_real(attention_mask: Tensor) -> bool:
-    """Whether a mask is known to hide nothing; while a graph is recorded, that is not known."""
-    return not is_traced() and bool((attention_mask != 0).all())
-
-
-def _first_columns(attention_mask: Any, count: int) -> Any:
-    return (
-        attention_mask[:, :count] if isinstance(attention_mask, Tensor) and attention_mask.ndim == 2 else None
-    )
+def _given(arguments: dict[str, Any], name: str) -> bool:
+    return arguments.get(name) is not None
 
 
 def has_gaps(position_ids: Tensor) -> bool:
@@ -296,18 +314,23 @@ def has_gaps(position_ids: Tensor) -> bool:
 # The models.
 
 
-class InitialisesPositions:
-    """What models with and without a head share: how weights of the encoding start, and what they may be."""
+class PositionModel:
+    """What models with and without a head share: signatures, initialisation and what they refuse."""
 
     argument_names: list[str] = []
+    position_host: Any
+    """The base model, which holds the position encoding; the model itself where it has no head."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if not issubclass(cls, nn.Module) or "forward" in vars(cls):
             return
-        native = next(base.forward for base in cls.__mro__ if not issubclass(base, InitialisesPositions))
+        native = next(base.forward for base in cls.__mro__ if not issubclass(base, PositionModel))
         cls.argument_names = list(inspect.signature(native).parameters)[1:]
         cls.forward = with_signature(cls.forward, native)
+
+    def _named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        return {**dict(zip(self.argument_names, args, strict=False)), **kwargs}
 
     def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
         # In code that is not its own, transformers skips modules without parameters of their own, as an
@@ -321,58 +344,96 @@ class InitialisesPositions:
         else:
             super()._init_weights(module)  # type: ignore[misc]
 
+    def _set_gradient_checkpointing(self, enable: bool = True, *args: Any, **kwargs: Any) -> None:
+        function = args[0] if args else kwargs.get("gradient_checkpointing_func")
+        trains = any(p.requires_grad for p in self.position_host.position_encoding.parameters())
+        if enable and trains and getattr(function, "keywords", {}).get("use_reentrant"):
+            raise ValueError(
+                "reentrant gradient checkpointing cannot train a position encoding that all layers share; use "
+                "gradient_checkpointing_kwargs={'use_reentrant': False}, the default of transformers"
+            )
+        super()._set_gradient_checkpointing(enable, *args, **kwargs)  # type: ignore[misc]
+
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
         """As in transformers; weights of another encoding or integration are refused."""
         loaded = super().from_pretrained(*args, **kwargs)  # type: ignore[misc]
         model = loaded[0] if isinstance(loaded, tuple) else loaded
-        model.base_model.position_encoding.check_kind()
+        model.position_host.position_encoding.check_kind()
         return loaded
 
+    def _announce(self, encoding: PositionEncoding) -> None:
+        """Tells transformers what it must know of the encoding for placing and loading."""
+        own: Any = self
+        own._no_split_modules = {*(own._no_split_modules or ()), type(encoding).__name__}
+        # Checkpoints of version 0.1 do not say what their weights are for.
+        own._keys_to_ignore_on_load_missing = {*(own._keys_to_ignore_on_load_missing or ()), r"\.kind$"}
 
-class PositionHost(InitialisesPositions):
+
+class PositionHost(PositionModel):
     """Gives a base model of transformers the position encoding that its config names."""
+
+    wants_objectives = False
+    """Whether the next forward pass computes the position objectives, into `step_losses`."""
+    step_losses: PositionLosses | None = None
+    position_encoding: PositionEncoding
+
+    @property
+    def position_host(self) -> Any:  # type: ignore[override]
+        """The model itself."""
+        return self
 
     def add_positions(self) -> None:
         """Builds the encoding and puts it into every attention layer; the model's own positions end."""
         config: Any = self.config  # type: ignore[attr-defined]
-        layers = attention_layers(self)
+        check_supported(config)
+        layers = attention_layers(self)  # type: ignore[arg-type]
         _CAN_RECORD_REGISTRY[str(type(self))] = self._can_record_outputs  # type: ignore[attr-defined]
+        spec = host_spec(self, layers)
         self.position_encoding = build_position_encoding(
-            config.position_encoding, **host_spec(config, layers), **(config.position_encoding_args or {})
+            config.position_encoding, **spec, **(config.position_encoding_args or {})
         )
         self.position_encoding.initialize(getattr(config, "initializer_range", 0.02))
         for number, layer in enumerate(layers):
             layer.config = AttentionConfig(layer.config)
             layer.position_layer = number
         self._layer_numbers = {getattr(layer, "layer_idx", n): n for n, layer in enumerate(layers)}
-        remove_native_positions(self)
-        self._no_split_modules = {*self._no_split_modules, type(self.position_encoding).__name__}
-        self._keys_to_ignore_on_load_missing = {*self._keys_to_ignore_on_load_missing, KIND_KEY}
+        if not config.keep_native:
+            remove_native_positions(self)  # type: ignore[arg-type]
+        if spec["num_dims"] == 2 and self.position_encoding.changes_input:
+            first_block(self, layers[0]).register_forward_pre_hook(add_to_input, with_kwargs=True)
+        self._announce(self.position_encoding)
 
     @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As of the model without an encoding."""
-        given = {**dict(zip(self.argument_names, args, strict=False)), **kwargs}
-        tokens = given.get("input_ids") if given.get("input_ids") is not None else given.get("inputs_embeds")
+        given = self._named(args, kwargs)
+        asked, self.wants_objectives = self.wants_objectives, False
+        tokens = given.get(self.main_input_name)  # type: ignore[attr-defined]
+        tokens = given.get("inputs_embeds") if tokens is None else tokens
         if not isinstance(tokens, Tensor):
             return super().forward(**given, return_dict=True)  # type: ignore[misc]  # says what is missing
-        batch, length = tokens.shape[:2]
-        mask, cache = given.get("attention_mask"), self._cache(given)
+        cache = self._cache(given)
         past = 0 if cache is None else cache.get_seq_length()
         past = int(past) if isinstance(past, Tensor) and not is_traced() else past
-        new = query_positions(length, past, given.get("position_ids"), mask, tokens.device)
-        inputs = self.position_encoding(new, batch, tokens.device, self.wants_objectives)
-        self.wants_objectives, self.step_losses = False, inputs.losses
-
-        operation = self.position_encoding.make_operation()
+        if self.position_encoding.host.num_dims == 2:
+            new = self._image_positions(given, tokens)
+        else:
+            mask, ids = given.get("attention_mask"), given.get("position_ids")
+            new = query_positions(tokens.shape[1], past, ids, mask, tokens.device)
+        # A continued text is not shifted in training: its keys would not be.
+        batch = tokens.shape[0] if isinstance(past, int) and past == 0 else 0
+        inputs = self.position_encoding(new, batch, tokens.device, asked)
+        self.step_losses = inputs.losses
         keys = inputs.layers
-        if operation.has_scores and cache is not None:
-            keys = self._key_inputs(cache, new, past, mask, length, tokens.device)
-        context = PositionContext(operation, inputs.layers, keys)
+        if cache is not None and self.position_encoding.make_operation().has_scores:
+            keys = self._key_inputs(cache, new, past, given.get("attention_mask"), inputs, tokens)
+        checkpoints = self.training and self.is_gradient_checkpointing  # type: ignore[attr-defined]
+        context = PositionContext(self.position_encoding, inputs, keys, not checkpoints)
         if cache is not None:
             given["past_key_values"] = CacheWithPositions(cache, context, self._layer_numbers)
-        self._give_to_host(given, inputs, cache, tokens.shape[:2])
+        if self.position_encoding.host.num_dims == 1:
+            self._prepare_text(given, context, cache, tokens)
         outputs = super().forward(**given, position_context=context, return_dict=True)  # type: ignore[misc]
         if context.reached < len(inputs.layers):
             raise RuntimeError(
@@ -383,58 +444,82 @@ class PositionHost(InitialisesPositions):
             outputs["past_key_values"] = cache
         return outputs
 
-    def _give_to_host(self, given: dict[str, Any], inputs: PositionInputs, cache: Any, shape: Any) -> None:
-        """Changes the arguments of the model: embedded tokens with positions, and what packed texts need."""
-        ids = given.pop("position_ids", None)
+    def _prepare_text(self, given: dict[str, Any], context: PositionContext, cache: Any, tokens: Tensor) -> None:
+        """Changes arguments of the model: embedded tokens with positions, and what packed texts need."""
+        ids = given.get("position_ids") if self.config.keep_native else given.pop("position_ids", None)  # type: ignore[attr-defined]
         if ids is not None and cache is None and given.get("attention_mask") is None:
             if has_gaps(ids):  # would be taken for packed texts
-                given["attention_mask"] = torch.ones(shape, dtype=torch.long, device=ids.device)
+                given["attention_mask"] = torch.ones(tokens.shape[:2], dtype=torch.long, device=ids.device)
             else:
                 given["position_ids"] = ids
+        if hasattr(getattr(self, "embeddings", None), "token_type_embeddings") and not _given(given, "token_type_ids"):
+            # BERT's own default ends at the length of its table of positions.
+            given["token_type_ids"] = torch.zeros(tokens.shape[:2], dtype=torch.long, device=tokens.device)
         if self.position_encoding.changes_input:
             embeds = given.get("inputs_embeds")
             if embeds is None:
                 embeds = self.get_input_embeddings()(given.pop("input_ids"))  # type: ignore[attr-defined]
-            given["inputs_embeds"] = self.position_encoding.on_input(embeds, inputs.encoded.to(embeds.device))
+            encoded = context.inputs.encoded.to(embeds.device)
+            given["inputs_embeds"] = self.position_encoding.on_input(embeds, encoded)
 
-    wants_objectives = False
-    """Whether the next forward pass computes the position objectives, into `step_losses`."""
-    step_losses: PositionLosses | None = None
+    def _image_positions(self, given: dict[str, Any], pixels: Tensor) -> Positions:
+        """Positions of the patches of images (B, channels, height, width)."""
+        patch = _pair(self.config.patch_size)  # type: ignore[attr-defined]
+        size = (pixels.shape[-2] // patch[0], pixels.shape[-1] // patch[1])
+        if "interpolate_pos_encoding" in self.argument_names and not self.config.keep_native:  # type: ignore[attr-defined]
+            given["interpolate_pos_encoding"] = True  # any size; what would be interpolated is zero
+        if "noise" not in self.argument_names:
+            return Positions(size, (0, 0))
+        # Masked autoencoders keep the patches of least noise, in that order.
+        count = size[0] * size[1]
+        if given.get("noise") is None:
+            given["noise"] = torch.rand(pixels.shape[0], count, device=pixels.device)
+        kept = given["noise"].argsort(dim=1)[:, : int(count * (1 - self.config.mask_ratio))]  # type: ignore[attr-defined]
+        return Positions(ids=grid_positions(size, device=pixels.device)[kept], bound=max(size))
 
     def _cache(self, given: dict[str, Any]) -> Any:
         """The cache of this pass, a new one where the model would make one."""
         config: Any = self.config  # type: ignore[attr-defined]
         cache, use_cache = given.get("past_key_values"), given.get("use_cache")
         use_cache = getattr(config, "use_cache", False) if use_cache is None else use_cache
-        checkpointing = getattr(self, "gradient_checkpointing", False) and self.training  # type: ignore[attr-defined]
+        checkpointing = self.is_gradient_checkpointing and self.training  # type: ignore[attr-defined]
         if cache is None and use_cache and self.position_encoding.host.causal and not checkpointing:
             cache = DynamicCache(config=config)
         return cache
 
     def _key_inputs(
-        self, cache: Any, new: Positions, past: Any, mask: Any, length: int, device: Any
+        self, cache: Any, new: Positions, past: Any, mask: Any, inputs: PositionInputs, tokens: Tensor
     ) -> list[Tensor]:
         """Position inputs of all keys that each layer meets, which sliding windows and fixed caches choose."""
+        length = tokens.shape[1]
         keys = key_positions(cache, new, past, mask)
         sizes = [cache.get_mask_sizes(length, index) for index in self._layer_numbers]
+        if all(size == (length, 0) for size in sizes):
+            return inputs.layers  # the keys are the new tokens
         longest = max(count + offset for count, offset in sizes)
-        inputs = self.position_encoding(_pad(keys, longest), 1, device)
+        layers = self.position_encoding(_pad(keys, longest), 0, tokens.device).layers
         return [
             layer[..., offset : offset + count, :]
-            for layer, (count, offset) in zip(inputs.layers, sizes, strict=True)
+            for layer, (count, offset) in zip(layers, sizes, strict=True)
         ]
 
 
-class PositionHead(InitialisesPositions):
+class PositionHead(PositionModel):
     """Gives a model with a head a base model with positions, and its loss their objectives."""
 
-    def add_positions(self, host_class: type) -> None:
+    def add_positions(self, host_class: Any) -> None:
         """Makes the base model one of `host_class`, which has its class among its bases."""
-        base: Any = self.base_model  # type: ignore[attr-defined]
-        base.__class__ = host_class
-        base.add_positions()
-        self._no_split_modules = {*self._no_split_modules, *base._no_split_modules}
-        self._keys_to_ignore_on_load_missing = {*self._keys_to_ignore_on_load_missing, KIND_KEY}
+        native = next(base for base in host_class.__mro__[1:] if not issubclass(base, PositionModel))
+        host: Any = next(part for part in self.modules() if type(part) is native)  # type: ignore[attr-defined]
+        host.__class__ = host_class
+        host.add_positions()
+        self._host_name = next(name for name, part in self.named_modules() if part is host)  # type: ignore[attr-defined]
+        self._announce(host.position_encoding)
+
+    @property
+    def position_host(self) -> Any:  # type: ignore[override]
+        """The base model."""
+        return self.get_submodule(self._host_name)  # type: ignore[attr-defined]
 
     @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -442,12 +527,17 @@ class PositionHead(InitialisesPositions):
 
         Their unweighted values are in the outputs, as `position_distance_loss` and `position_ood_loss`.
         """
-        given = {**dict(zip(self.argument_names, args, strict=False)), **kwargs}
-        base: Any = self.base_model  # type: ignore[attr-defined]
+        given, host = self._named(args, kwargs), self.position_host
         labels = given.get("labels")
-        base.wants_objectives = self.training and labels is not None  # type: ignore[attr-defined]
+        has_loss = labels is not None or "labels" not in self.argument_names
+        host.wants_objectives = self.training and has_loss  # type: ignore[attr-defined]
+        if self.training and not has_loss and host.position_encoding.has_objectives():  # type: ignore[attr-defined]
+            logger.warning_once(
+                "this model trains without labels, so that the loss lacks the objectives of its position "
+                "encoding: pass labels, or set distance_weight=0 and ood_weight=0"
+            )
         outputs = super().forward(**given, return_dict=True)  # type: ignore[misc]
-        losses, base.step_losses = base.step_losses, None
+        losses, host.step_losses = host.step_losses, None
         if losses is not None and outputs.get("loss") is not None:
             share = share_of_batch(labels, given.get("num_items_in_batch"), given.get("shift_labels"))
             outputs["loss"] = outputs["loss"] + losses.weighted.to(outputs["loss"].device) * share
@@ -458,19 +548,9 @@ class PositionHead(InitialisesPositions):
     def _prepare_position_ids_for_generation(self, inputs_tensor: Tensor, model_kwargs: Any) -> Tensor | None:
         # Without padding positions are the range that the cache implies, which no device need be asked for.
         mask = model_kwargs.get("attention_mask")
-        if mask is None or bool((mask == 1).all()):
+        if not self.config.keep_native and (mask is None or bool((mask == 1).all())):  # type: ignore[attr-defined]
             return None
         return super()._prepare_position_ids_for_generation(inputs_tensor, model_kwargs)  # type: ignore[misc]
-
-
-def share_of_batch(
-    labels: Tensor, num_items_in_batch: Tensor | int | None, shift_labels: Tensor | None = None
-) -> Tensor | float:
-    """Which part this step is of a batch accumulated over several steps, counted as the main loss counts."""
-    if num_items_in_batch is None:
-        return 1.0
-    predicted = shift_labels if shift_labels is not None else labels[..., 1:] if labels.ndim > 1 else labels
-    return (predicted != -100).sum() / num_items_in_batch
 
 
 def with_signature(forward: Any, native: Any) -> Any:
@@ -481,6 +561,33 @@ def with_signature(forward: Any, native: Any) -> Any:
         return forward(self, *args, **kwargs)
 
     return forward_with_positions
+
+
+# What a model is, and what it must lose.
+
+UNSUPPORTED = {
+    "keyword arguments do not reach its attention layers": "stablelm nemotron siglip_vision_model aimv2_vision_model",
+    "its attention does not go through transformers' attention interface": "gpt_neo gptj falcon mpt codegen bloom",
+}
+
+
+def check_supported(config: Any) -> None:
+    """Raises ValueError, with the reason, for a model that cannot have another position encoding."""
+    native = config.native_model_type
+    reasons = [why for why, names in UNSUPPORTED.items() if native in names.split()]
+    if getattr(config, "attn_logit_softcapping", None):
+        reasons.append("it caps its scores (attn_logit_softcapping), which sdpa cannot do")
+    if getattr(config, "kv_lora_rank", None):
+        reasons.append("its heads are compressed (kv_lora_rank)")
+    if getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False):
+        reasons.append("it has cross-attention, whose keys are another text")
+    if getattr(config, "hidden_size", None) is None:
+        reasons.append("its config is made of several; give the text or the vision model by itself")
+    if reasons:
+        raise ValueError(
+            f"a model of type {native!r} cannot have another position encoding: {'; '.join(reasons)}. "
+            "seqpe_zoo.list_hosts() lists what works"
+        )
 
 
 def attention_layers(model: nn.Module) -> list[Any]:
@@ -502,20 +609,52 @@ def attention_layers(model: nn.Module) -> list[Any]:
 _NO_CODE = (lambda: None).__code__
 
 
-def host_spec(config: Any, layers: list[Any]) -> dict[str, Any]:
-    """What an encoding must know of a model."""
+def host_spec(model: Any, layers: list[Any]) -> dict[str, Any]:
+    """What an encoding must know of a model, the fields of `HostSpec`.
+
+    Raises:
+        ValueError: layers differ in what an encoding must know.
+    """
+    config, first = model.config, layers[0]
     heads, dim = config.num_attention_heads, config.hidden_size
-    length = getattr(config, "train_length", None) or config.max_position_embeddings
+    for name in ("head_dim", "scaling", "num_key_value_groups"):
+        found = sorted({getattr(layer, name, None) or 0 for layer in layers})
+        if len(found) > 1:
+            raise ValueError(
+                f"the attention layers of {type(model).__name__} differ in {name}: {found}; one position "
+                "encoding cannot serve all of them"
+            )
+    is_image = model.main_input_name == "pixel_values"
+    if is_image:
+        sides, patch = _pair(config.image_size), _pair(config.patch_size)
+        train_shape: tuple[int, ...] = (sides[0] // patch[0], sides[1] // patch[1])
+    else:
+        train_shape = (getattr(config, "train_length", None) or config.max_position_embeddings,)
     return {
         "dim": dim,
         "num_heads": heads,
-        "num_kv_heads": getattr(config, "num_key_value_heads", None) or heads,
-        "head_dim": getattr(layers[0], "head_dim", None) or dim // heads,
+        "num_kv_heads": heads // (getattr(first, "num_key_value_groups", None) or 1),
+        "head_dim": getattr(first, "head_dim", None) or dim // heads,
         "num_layers": len(layers),
-        "train_shape": (length,),
+        "num_dims": 2 if is_image else 1,
+        "num_prefix": count_prefix_tokens(model) if is_image else 0,
+        "train_shape": train_shape,
         "causal": all(getattr(layer, "is_causal", False) for layer in layers),
-        "scaling": getattr(layers[0], "scaling", None),
+        "scaling": getattr(first, "scaling", None),
     }
+
+
+def count_prefix_tokens(model: Any) -> int:
+    """Counts class, distillation and register tokens, which come before the patches."""
+    embeddings = model.embeddings
+    single = ("cls_token", "class_embedding", "distillation_token")
+    registers = getattr(embeddings, "register_tokens", None)
+    count = sum(getattr(embeddings, name, None) is not None for name in single)
+    return count + (registers.shape[1] if isinstance(registers, Tensor) else 0)
+
+
+def _pair(size: Any) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else tuple(size)
 
 
 class NoRotation(nn.Module):
@@ -539,13 +678,55 @@ class NoTable(nn.Module):
 
 
 TABLE_NAMES = ("wpe", "position_embeddings", "embed_positions")
+BIAS_NAMES = ("relative_position_bias", "shared_position_bias", "rel_pos_bias")
 
 
 def remove_native_positions(model: nn.Module) -> None:
-    """Replaces a model's rotation and learned tables of positions by modules that do nothing."""
+    """Replaces a model's rotation, tables and biases of positions by modules that do nothing."""
     for parent in list(model.modules()):
+        if not isinstance(parent, PositionEncoding) and hasattr(parent, "interpolate_pos_encoding"):
+            _remove_image_table(parent)
+            continue
         for name, child in list(parent.named_children()):
-            if "RotaryEmbedding" in type(child).__name__:
+            kind = type(child).__name__
+            if "RotaryEmbedding" in kind or "RopePositionEmbedding" in kind:
                 setattr(parent, name, NoRotation(child))
             elif name in TABLE_NAMES and isinstance(child, nn.Embedding):
                 setattr(parent, name, NoTable())
+            elif name in BIAS_NAMES:
+                setattr(parent, name, None)
+
+
+def _remove_image_table(embeddings: Any) -> None:
+    """Leaves the table of an image model out of its sums; its weights stay in the checkpoint, unused."""
+    clip = getattr(embeddings, "position_embedding", None)
+    table = getattr(embeddings, "position_embeddings", None) if clip is None else clip.weight
+    if table is None:
+        return
+    table.requires_grad_(False)
+    patches = embeddings if clip is not None else embeddings.patch_embeddings
+    extra = table.shape[-2] - patches.num_patches
+    # In the instance, where it is found before the method of the class.
+    embeddings.__dict__["interpolate_pos_encoding"] = functools.partial(no_image_table, embeddings.patch_size, extra)
+
+
+def no_image_table(patch_size: Any, extra: int, embeddings: Tensor, height: int, width: int) -> Tensor:
+    """Zeros that are added to patches and the tokens before them, (1, tokens, 1)."""
+    patch = _pair(patch_size)
+    return embeddings.new_zeros(1, (height // patch[0]) * (width // patch[1]) + extra, 1)
+
+
+def first_block(model: nn.Module, attention: nn.Module) -> nn.Module:
+    """The first of a model's blocks, the one with its first attention layer."""
+    for part in model.modules():
+        if isinstance(part, nn.ModuleList) and any(module is attention for module in part[0].modules()):
+            return part[0]
+    raise ValueError(f"{type(model).__name__} has no list of blocks; integration 'input' cannot be added to it")
+
+
+def add_to_input(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A hook of an image model's first block: adds what the encoding adds to embedded tokens."""
+    context = kwargs["position_context"]
+    x = kwargs["hidden_states"] if not args else args[0]
+    x = context.encoding.on_input(x, context.inputs.encoded.to(x.device))
+    return ((x, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": x})

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from seqpe_zoo.auto_classes import register_auto_classes
-from seqpe_zoo.portable.configuration_seqpe import AUTO_MAP, SeqPEGPT2Config
+from seqpe_zoo.portable.configuration_seqpe import SeqPEGPT2Config, auto_map_of
 from seqpe_zoo.portable.modeling_seqpe import SeqPEGPT2LMHeadModel, SeqPEGPT2Model
 from tests.gpt2.cases import tiny_config, tiny_model
 from tests.without_package import PREAMBLE
@@ -117,13 +117,13 @@ def test_saving_writes_the_whole_auto_map(kind: str, tmp_path: Path) -> None:
     model = tiny_model("seqpe_bias_shared")
     saved = {"head": model, "base": model.transformer, "config": model.config}[kind]
     saved.save_pretrained(tmp_path)
-    assert json.loads((tmp_path / "config.json").read_text())["auto_map"] == AUTO_MAP
+    assert json.loads((tmp_path / "config.json").read_text())["auto_map"] == auto_map_of(SeqPEGPT2Config)
 
 
 def test_saving_copies_exactly_the_code_that_is_needed(tmp_path: Path) -> None:
     tiny_model("seqpe_bias_shared").save_pretrained(tmp_path)
     copied = {path.name for path in tmp_path.glob("*.py")}
-    needed, waiting = set(), ["modeling_seqpe_gpt2.py", "configuration_seqpe_gpt2.py"]
+    needed, waiting = set(), ["modeling_seqpe.py", "configuration_seqpe.py"]
     while waiting:
         name = waiting.pop()
         if name not in needed:
@@ -158,7 +158,7 @@ def test_code_beside_the_weights_is_enough_offline_and_can_be_saved_again(tmp_pa
     assert "all equal" in run_python(LOAD_REMOTE_CODE, source, copies, cwd=tmp_path)
     assert "all equal" in run_python(LOAD_REMOTE_CODE, copies / "head", second, cwd=tmp_path)
     for folder in (copies / "base").iterdir():
-        assert json.loads((folder / "config.json").read_text())["auto_map"] == AUTO_MAP
+        assert json.loads((folder / "config.json").read_text())["auto_map"] == auto_map_of(SeqPEGPT2Config)
 
 
 def test_config_survives_a_round_trip(tmp_path: Path) -> None:

@@ -207,8 +207,8 @@ def test_parity_of_rotations_and_linear_biases(fixture: Fixture) -> None:
         expected = torch.cat([expected[:, half:], expected[:, :half]], dim=-1)
         torch.testing.assert_close(encoded, expected, **TOLERANCE)
         return
-    stage = fixture.model.transformer.position_encoding.make_stage()
-    f_q, f_k = stage.score_factors(encoded, encoded)
+    operation = fixture.model.transformer.position_encoding.make_operation()
+    f_q, f_k = operation.score_factors(encoded, encoded)
     bias = (f_q @ f_k.transpose(-2, -1))[:, 0]  # (H, L), the same for all queries
     torch.testing.assert_close(bias.t() - bias.t()[:1], expected - expected[:1], **TOLERANCE)
 

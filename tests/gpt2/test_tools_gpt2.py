@@ -182,9 +182,9 @@ def test_device_map(case: str, places: str, tmp_path) -> None:
     if places != "auto":
         devices = dict.fromkeys(["transformer.wte", "transformer.wpe", "transformer.drop"], "cpu")
         devices |= {"transformer.h.0": "cpu", "transformer.h.1": "disk", "transformer.ln_f": "cpu"}
-        devices |= {"lm_head": "cpu", "transformer.stage": "cpu"}
+        devices |= {"lm_head": "cpu", "transformer.position_encoding": "cpu"}
     if places == "positions on disk":
-        devices = {**devices, "transformer.wpe": "disk"}
+        devices = {**devices, "transformer.position_encoding": "disk"}
     loaded = SeqPEGPT2LMHeadModel.from_pretrained(
         tmp_path / "model", device_map=devices, offload_folder=tmp_path / "disk"
     )

@@ -1,5 +1,6 @@
 """Tiny random models of every model type that is tested as a host of position encodings."""
 
+import inspect
 from typing import Any
 
 import torch
@@ -84,6 +85,8 @@ def tiny_config(model_type: str, **changes: Any) -> Any:
     if model_type in VISION_ENCODERS:
         sizes = {key: SIZES[key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")}
     config_class = transformers.models.auto.configuration_auto.CONFIG_MAPPING[model_type]
+    known = inspect.signature(config_class.__init__).parameters
+    sizes = {key: value for key, value in sizes.items() if key in known or key in config_class.attribute_map}
     return config_class(**{**sizes, **special, **changes})
 
 
