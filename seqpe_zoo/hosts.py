@@ -4,6 +4,7 @@
 built or loaded with. How a model is changed is in `portable/transformers_host.py` and `timm_models.py`.
 """
 
+from importlib import import_module
 from typing import Any, NamedTuple
 
 TESTED_HOSTS: dict[str, str] = {
@@ -136,10 +137,9 @@ def set_position_encoding(
 
     import torch
 
-    from .portable.modeling_seqpe import add_positions, position_model_class
-
     _refuse_wrapped(model)
     config = with_position_encoding(model.config, name, keep_native, train_length, **options)
+    modeling = import_module(f".portable.{config.auto_map['AutoModel'].partition('.')[0]}", __package__)
     old, native = model.config, type(model)
     embeddings = model.get_input_embeddings()
     weight = next(iter((model if embeddings is None else embeddings).parameters()))
@@ -148,9 +148,9 @@ def set_position_encoding(
     for part in parts:
         part.config = config
     try:
-        model.__class__ = position_model_class(native)
+        model.__class__ = modeling.position_model_class(native)
         with torch.device(weight.device):
-            add_positions(model)
+            model.add_positions()
     except (ValueError, TypeError):
         for part, kind in classes:
             part.__class__ = kind

@@ -11,7 +11,10 @@ from typing import Any
 import transformers
 from transformers.configuration_utils import PreTrainedConfig, strict
 
-REMOVED_OPTIONS = ("projection_init", "chunk_size", "objective_probability", "sequence_model", "distance")
+REMOVED_OPTIONS = (
+    "projection_init chunk_size objective_probability sequence_model distance hard_ratio local_probability "
+    "warmup_steps"
+).split()
 """Options of version 0.1 that checkpoints may name and that do not change what their weights mean."""
 
 AUTO_CLASSES = {
@@ -132,11 +135,12 @@ def auto_map_of(config: Any) -> dict[str, str]:
     from transformers.models.auto import modeling_auto  # imports our configurations when it is loaded
 
     found = {"AutoConfig": f"configuration_seqpe.{config.__name__}"}
+    module = "modeling_seqpe_vision" if hasattr(config, "image_size") else "modeling_seqpe"
     for auto_class, table in AUTO_CLASSES.items():
         native = getattr(modeling_auto, table).get(config.native_model_type)
         if native is not None:
             native = native if isinstance(native, str) else native[0]
-            found[auto_class] = f"modeling_seqpe.SeqPE{native}"
+            found[auto_class] = f"{module}.SeqPE{native}"
     return found
 
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .position_encoding import is_traced
-from .positions import positions_to_digits, real_digit_mask
+from .positions import positions_to_digits, real_digit_mask, unravel_positions
 
 CHUNK_SIZE = 2048
 """Positions encoded at a time in inference, which bounds memory."""
@@ -46,20 +46,16 @@ def sort_unique_positions(positions: Tensor, capacity: int) -> tuple[Tensor, Ten
         The unique positions (U, n) and, for each input position, its number among them (N,); None instead
         when the input was sorted and unique already, which saves the copy.
     """
-    num_dims = positions.shape[-1]
-    if (capacity + 1) ** num_dims >= 2**63:  # a single integer cannot number all positions
+    sides = [capacity + 1] * positions.shape[-1]
+    if (capacity + 1) ** len(sides) >= 2**63:  # a single integer cannot number all positions
         return torch.unique(positions, dim=0, return_inverse=True)
     codes = positions[:, 0].long() + 1
-    for dimension in range(1, num_dims):
+    for dimension in range(1, len(sides)):
         codes = codes * (capacity + 1) + (positions[:, dimension] + 1)
     if bool((codes[1:] > codes[:-1]).all()):
         return positions, None
     codes, inverse = torch.unique(codes, return_inverse=True)
-    coordinates = []
-    for _ in range(num_dims):
-        coordinates.append(codes % (capacity + 1) - 1)
-        codes = codes // (capacity + 1)
-    return torch.stack(coordinates[::-1], dim=-1), inverse
+    return unravel_positions(codes, sides) - 1, inverse
 
 
 def build_prefix_tree(symbols: Tensor) -> PrefixTree:
@@ -88,21 +84,16 @@ class TransformerLayer(nn.Module):
         self.dropout = dropout
         self.attention_dropout = attention_dropout
 
-    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
-        """Adds the projected attention output and the feed-forward part to the residual stream."""
-        x = x + F.dropout(self.proj(attended), self.dropout, self.training)
-        hidden = self.fc2(F.gelu(self.fc1(self.norm2(x)), approximate="tanh"))
-        return x + F.dropout(hidden, self.dropout, self.training)
-
     def forward(self, x: Tensor, mask: Tensor | None, last_only: bool) -> Tensor:
         """Runs whole sequences (N, S, d), or with `last_only` their last token alone, (N, 1, d).
 
         Args:
             x: (N, S, d).
             mask: bool, broadcastable to (N, 1, S, S), true where attention is allowed; None for everywhere.
-            last_only: whether anyone reads the other tokens.
+            last_only: whether nobody reads the other tokens.
         """
-        q, k, v = (part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in self.project(x))
+        projected = self.qkv(self.norm1(x)).chunk(3, dim=-1)
+        q, k, v = (part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in projected)
         if last_only:
             x, q = x[:, -1:], q[:, :, -1:]
             mask = mask[..., -1:, :] if mask is not None else None
@@ -110,14 +101,16 @@ class TransformerLayer(nn.Module):
         attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=drop)  # (N, H, S, D)
         return self.finish(x, attended.transpose(1, 2).flatten(2))
 
-    def project(self, x: Tensor) -> Any:
-        """Queries, keys and values (..., d)."""
-        return self.qkv(self.norm1(x)).chunk(3, dim=-1)
-
     def attend(self, scores: Tensor, valid: Tensor) -> Tensor:
         """Probabilities of (Q, T + 1, H) scores over the slots that are valid (Q, T + 1)."""
         scores = scores.masked_fill(~valid.unsqueeze(-1), float("-inf"))
         return F.dropout(scores.softmax(dim=1), self.attention_dropout, self.training)
+
+    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
+        """Adds the projected attention output and the feed-forward part to the residual stream."""
+        x = x + F.dropout(self.proj(attended), self.dropout, self.training)
+        hidden = self.fc2(F.gelu(self.fc1(self.norm2(x)), approximate="tanh"))
+        return x + F.dropout(hidden, self.dropout, self.training)
 
 
 class SequenceTransformer(nn.Module):
@@ -128,29 +121,14 @@ class SequenceTransformer(nn.Module):
     once for each row that is computed, so in `forward_shared` positions below a prefix share its draw.
 
     Args:
-        dim: width d.
-        num_heads: heads of each layer.
-        num_layers: N of the paper.
-        causal: causal or bidirectional attention.
-        dropout: residual dropout.
-        attention_dropout: dropout of attention probabilities.
+        options: `SeqPEOptions` without open defaults.
     """
 
-    def __init__(
-        self,
-        dim: int,
-        num_heads: int,
-        num_layers: int,
-        causal: bool = True,
-        dropout: float = 0.1,
-        attention_dropout: float = 0.0,
-    ) -> None:
+    def __init__(self, options: Any) -> None:
         super().__init__()
-        self.causal = causal
-        self.num_heads = num_heads
-        self.layers = nn.ModuleList(
-            [TransformerLayer(dim, num_heads, dropout, attention_dropout) for _ in range(num_layers)]
-        )
+        self.causal, self.num_heads = options.encoder_causal, options.encoder_heads
+        sizes = (options.encoder_dim, options.encoder_heads, options.dropout, options.attention_dropout)
+        self.layers = nn.ModuleList([TransformerLayer(*sizes) for _ in range(options.encoder_layers)])
 
     def forward(self, vocabulary: Tensor, final: Tensor, tokens: Tensor, visible: Tensor | None) -> Tensor:
         """Runs every full sequence.
@@ -190,10 +168,8 @@ class SequenceTransformer(nn.Module):
         slots, valid = self._slots(tree, visible)
         inputs = torch.cat([vocabulary, final.unsqueeze(0)])  # (V + 1, d)
         cls_token = vocabulary.shape[0]
-        own = torch.cat(
-            [tokens[tree.leaf, tree.place], tokens.new_full((num_leaves,), cls_token)]
-        )  # (M + U,)
-        x = torch.empty(0)
+        own = torch.cat([tokens[tree.leaf, tree.place], tokens.new_full((num_leaves,), cls_token)])  # (M + U,)
+        x = inputs
         for index, layer in enumerate(self.layers):
             # Nobody reads the prefixes after the last layer.
             is_last = index == len(self.layers) - 1
@@ -225,7 +201,8 @@ class SequenceTransformer(nn.Module):
     def _first_layer(self, layer: Any, inputs: Tensor, own: Tensor, keys: Tensor, valid: Tensor) -> Tensor:
         """The layer over raw inputs: scores are looked up in a table of all pairs of vocabulary entries."""
         size, dim = inputs.shape
-        q, k, v = (part.unflatten(-1, (self.num_heads, -1)).transpose(0, 1) for part in layer.project(inputs))
+        projected = layer.qkv(layer.norm1(inputs)).chunk(3, dim=-1)
+        q, k, v = (part.unflatten(-1, (self.num_heads, -1)).transpose(0, 1) for part in projected)
         table = torch.matmul(q * (dim // self.num_heads) ** -0.5, k.transpose(1, 2))  # (H, V + 1, V + 1)
         scores = F.embedding(own.unsqueeze(1) * size + keys, table.flatten(1).t())  # (Q, T + 1, H)
         probabilities = layer.attend(scores, valid).permute(2, 0, 1)  # (H, Q, T + 1)
@@ -239,12 +216,10 @@ class SequenceTransformer(nn.Module):
     def _shared_layer(self, layer: Any, x: Tensor, queries: slice, slots: Tensor, valid: Tensor) -> Tensor:
         """A later layer: rows gather the keys and values of their slots."""
         heads = (self.num_heads, x.shape[-1] // self.num_heads)
-        normed, dim = layer.norm1(x), x.shape[-1]
-        weight, bias = layer.qkv.weight, layer.qkv.bias  # queries only for the rows that are read
-        q = F.linear(normed[queries], weight[:dim], bias[:dim]) * heads[1] ** -0.5
-        key_value = F.embedding(slots, F.linear(normed, weight[dim:], bias[dim:]))  # (Q, T + 1, 2d)
-        k, v = (part.unflatten(-1, heads) for part in key_value.chunk(2, dim=-1))  # (Q, T + 1, H, D)
-        scores = (q.unflatten(-1, heads).unsqueeze(1) * k).sum(-1)  # (Q, T + 1, H)
+        q, key_value = layer.qkv(layer.norm1(x)).tensor_split([x.shape[-1]], dim=-1)
+        q = q[queries] * heads[1] ** -0.5
+        k, v = (part.unflatten(-1, heads) for part in F.embedding(slots, key_value).chunk(2, dim=-1))
+        scores = (q.unflatten(-1, heads).unsqueeze(1) * k).sum(-1)  # k, v (Q, T + 1, H, D); scores (Q, T + 1, H)
         mixed = (layer.attend(scores, valid).unsqueeze(-1) * v).sum(1).flatten(1)
         return layer.finish(x[queries], mixed)
 
@@ -252,60 +227,28 @@ class SequenceTransformer(nn.Module):
 class PositionEncoder(nn.Module):
     """Encodes n-dimensional positions as vectors.
 
-    Letters of the paper: b is `base`, k is `num_digits`, n is `num_dims`, d is `dim`, N is `num_layers`.
-
     Args:
         out_dim: width of the vectors.
-        num_dims: coordinates of a position.
-        num_digits: digits per coordinate; positions go up to base ** num_digits - 1.
-        base: base of the number system.
-        dim: width of the encoder.
-        num_heads: attention heads of the encoder.
-        num_layers: layers of the encoder.
-        causal: causal (the paper) or bidirectional attention.
-        dropout: residual dropout.
-        attention_dropout: dropout of the encoder's attention probabilities.
-        final_norm: whether the state of [CLS] is normalised before the projection.
-        temperature: the output is divided by it.
-        mask_padding: whether the zeros that pad a coordinate are hidden from attention. The release leaves
-            them visible in all its runs, and so does the default.
-        allow_absent: whether a coordinate may be -1, "not there", and is then hidden: for batches that mix
-            text and images.
+        num_dims: n, coordinates of a position.
+        options: `SeqPEOptions` without open defaults; they are explained there.
     """
 
-    def __init__(
-        self,
-        out_dim: int,
-        num_dims: int,
-        num_digits: int,
-        base: int = 10,
-        dim: int = 384,
-        num_heads: int = 6,
-        num_layers: int = 2,
-        causal: bool = True,
-        dropout: float = 0.1,
-        attention_dropout: float = 0.0,
-        final_norm: bool = True,
-        temperature: float = 1.0,
-        mask_padding: bool = False,
-        allow_absent: bool = False,
-    ) -> None:
+    def __init__(self, out_dim: int, num_dims: int, options: Any) -> None:
         super().__init__()
-        self.base, self.num_digits, self.num_dims = base, num_digits, num_dims
-        self.capacity = base**num_digits
-        self.out_dim = out_dim
-        self.mask_padding, self.allow_absent = mask_padding, allow_absent
-        self.inverse_temperature = 1.0 / temperature
-
-        self.digit_embedding = nn.Parameter(torch.empty(base, dim))  # T
+        self.base, self.num_digits, self.num_dims = options.base, options.num_digits, num_dims
+        self.capacity, self.out_dim = self.base**self.num_digits, out_dim
+        self.mask_padding, self.allow_absent = options.mask_padding, options.allow_absent
+        self.temperature = options.temperature
+        dim = options.encoder_dim
+        self.digit_embedding = nn.Parameter(torch.empty(self.base, dim))  # T
         # O has a row for each place of the whole sequence, as in the release; the paper says k rows, shared
         # by the dimensions. With n * k rows the authors' checkpoints load.
-        self.place_embedding = nn.Parameter(torch.empty(num_dims * num_digits, dim))
+        self.place_embedding = nn.Parameter(torch.empty(num_dims * self.num_digits, dim))
         # With one dimension D is a constant, and the paper fixes it at zero.
         self.dimension_embedding = nn.Parameter(torch.empty(num_dims, dim)) if num_dims > 1 else None
         self.cls_embedding = nn.Parameter(torch.empty(dim))
-        self.model = SequenceTransformer(dim, num_heads, num_layers, causal, dropout, attention_dropout)
-        self.norm = nn.LayerNorm(dim) if final_norm else nn.Identity()
+        self.model = SequenceTransformer(options)
+        self.norm = nn.LayerNorm(dim) if options.final_norm else nn.Identity()
         self.out = nn.Linear(dim, out_dim)
         self.reset_parameters()
 
@@ -313,15 +256,13 @@ class PositionEncoder(nn.Module):
         """Initialises with normal weights of `std`, as the release; None for 1 / sqrt(fan in)."""
         for module in self.modules():
             if isinstance(module, nn.LayerNorm):
-                nn.init.ones_(module.weight)
-                nn.init.zeros_(module.bias)
+                module.reset_parameters()
             elif isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=std or module.in_features**-0.5)
                 nn.init.zeros_(module.bias)
-        for embedding in (self.digit_embedding, self.place_embedding, self.cls_embedding):
-            nn.init.normal_(embedding, std=std or 0.5)
-        if self.dimension_embedding is not None:
-            nn.init.normal_(self.dimension_embedding, std=std or 0.5)
+        for embedding in self._parameters.values():
+            if embedding is not None:
+                nn.init.normal_(embedding, std=std or 0.5)
 
     def forward(self, positions: Tensor) -> Tensor:
         """Encodes positions (..., n) to vectors (..., out_dim). Positions are not checked here."""
@@ -338,14 +279,12 @@ class PositionEncoder(nn.Module):
         """Encodes each different position once, in inference some at a time."""
         unique, inverse = sort_unique_positions(positions, self.capacity)
         chunks = [unique] if torch.is_grad_enabled() else unique.split(CHUNK_SIZE)
-        encode = self._encode_sorted if self.model.causal else self.encode_each
-        encoded = torch.cat([encode(chunk) for chunk in chunks])
+        shares = self.model.causal and unique.shape[0] > 0
+        encoded = torch.cat([self._encode_sorted(c) if shares else self.encode_each(c) for c in chunks])
         return encoded if inverse is None else F.embedding(inverse, encoded)
 
     def _encode_sorted(self, positions: Tensor) -> Tensor:
         """Encodes sorted, different positions, sharing their prefixes."""
-        if positions.shape[0] == 0:
-            return self.encode_each(positions)
         tokens, visible = self._tokens(positions)
         # Absent coordinates have a token of no meaning; what tells prefixes apart is the position itself.
         symbols = tokens * 2 + self._present(positions) if self.allow_absent else tokens
@@ -375,4 +314,4 @@ class PositionEncoder(nn.Module):
         return (positions >= 0).repeat_interleave(self.num_digits, dim=-1)
 
     def _project(self, states: Tensor) -> Tensor:
-        return self.out(self.norm(states)) * self.inverse_temperature
+        return self.out(self.norm(states)) * (1.0 / self.temperature)

@@ -23,7 +23,7 @@ from .position_encoding import (
     option,
     prepend_rows,
 )
-from .positions import ravel_positions
+from .positions import range_positions, ravel_positions
 from .seqpe import SeqPE, resize_grid_rows
 
 
@@ -43,8 +43,8 @@ class SinusoidalOptions(Options):
             original transformer multiplied its embeddings by sqrt(C) instead.
     """
 
-    base: float = option(10000.0, least=1)
-    scale: float = option(1.0)
+    base: float = option(10000.0, least=1, kind=True)
+    scale: float = option(1.0, kind=True)
 
 
 class SinusoidalEmbedding(PositionEncoding):
@@ -62,7 +62,8 @@ class SinusoidalEmbedding(PositionEncoding):
         return torch.where(columns % 2 == 0, angles.sin(), angles.cos()) * self.options.scale
 
     def encode_prefix(self, encoded: Tensor) -> Tensor:
-        return prepend_rows(self.encode(prefix_numbers(self, encoded)), encoded)
+        numbers = range_positions(self.host.num_prefix, device=encoded.device)
+        return prepend_rows(self.encode(numbers), encoded)
 
     changes_input = True
 
@@ -121,7 +122,7 @@ class RotaryOptions(Options):
         base: frequencies are base ** (-2 i / D). The paper trains 1e4, 1e6 and 1e8.
     """
 
-    base: float = option(10000.0, least=1)
+    base: float = option(10000.0, least=1, kind=True)
 
 
 class Rotary(PositionEncoding):
@@ -141,7 +142,8 @@ class Rotary(PositionEncoding):
         return join_rotation((positions.float() * frequencies).unsqueeze(-2))
 
     def encode_prefix(self, encoded: Tensor) -> Tensor:
-        return prepend_rows(self.encode(prefix_numbers(self, encoded)), encoded)
+        numbers = range_positions(self.host.num_prefix, device=encoded.device)
+        return prepend_rows(self.encode(numbers), encoded)
 
     def make_operation(self) -> AttentionOperation:
         return RotateOperation()
@@ -156,8 +158,8 @@ class AxialOptions(Options):
         table: add a learned row for each patch of the training context to the input too; needs `train_shape`.
     """
 
-    base: float = option(100.0, least=1)
-    table: bool = option(False)
+    base: float = option(100.0, least=1, kind=True)
+    table: bool = option(False, kind=True)
 
 
 class RotaryAxial2D(PositionEncoding):
@@ -261,7 +263,7 @@ class ALiBiOptions(Options):
             not.
     """
 
-    scaled: bool = option(False)
+    scaled: bool = option(False, kind=True)
 
 
 class ALiBi(PositionEncoding):
@@ -325,11 +327,6 @@ def check_pairs(encoding: PositionEncoding, multiple: int) -> None:
         )
 
 
-def prefix_numbers(encoding: PositionEncoding, encoded: Tensor) -> Tensor:
-    """Positions (P, 1) of class and register tokens where those are numbered like all others."""
-    return torch.arange(encoding.host.num_prefix, device=encoded.device).unsqueeze(-1)
-
-
 POSITION_ENCODINGS: dict[str, type[PositionEncoding]] = {
     "nope": NoPositionEncoding,
     "ape_sin": SinusoidalEmbedding,
@@ -376,7 +373,7 @@ def build_position_encoding(name: str, dim: int, **kwargs: Any) -> PositionEncod
     Args:
         name: a name of `list_position_encodings()`.
         dim: width of the transformer.
-        **kwargs: what the encoding must know of the transformer (see `PositionEncoding`) and its own options.
+        **kwargs: what the encoding must know of the transformer (see `HostSpec`) and its own options.
 
     Raises:
         ValueError: the name is unknown, or the encoding does not suit the transformer.

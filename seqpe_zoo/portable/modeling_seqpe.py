@@ -1,4 +1,4 @@
-"""Models of transformers with any position encoding in place of, or beside, their own.
+"""Language models and text encoders of transformers with any position encoding in place of, or beside, their own.
 
 GPT-2's classes are written out; those of any other model, as `SeqPELlamaForCausalLM`, are made when they are
 asked for: the model's own class with `PositionHost` or `PositionHead` before it.
@@ -13,7 +13,7 @@ from transformers.core_model_loading import WeightRenaming
 from transformers.models.auto import modeling_auto
 from transformers.models.gpt2.modeling_gpt2 import GPT2LMHeadModel, GPT2Model
 
-from .configuration_seqpe import AUTO_CLASSES, SeqPEGPT2Config, position_config_class
+from .configuration_seqpe import SeqPEGPT2Config, auto_map_of, position_config_class
 from .transformers_host import PositionHead, PositionHost
 
 # Checkpoints have the encoding where GPT-2 has its table, so that GPT-2's weights load by name.
@@ -34,15 +34,13 @@ class SeqPEGPT2Model(PositionHost, GPT2Model):  # type: ignore[misc]
     config_class = SeqPEGPT2Config
     _auto_class = "AutoModel"
 
-    base_class = None
+    def __init__(self, config: SeqPEGPT2Config) -> None:
+        super().__init__(config)
+        self.add_positions()
 
     def add_positions(self) -> None:
         super().add_positions()
         self._register_load_state_dict_pre_hook(rename_gpt2_keys)  # for the Trainer, which loads by itself
-
-    def __init__(self, config: SeqPEGPT2Config) -> None:
-        super().__init__(config)
-        self.add_positions()
 
 
 class SeqPEGPT2LMHeadModel(PositionHead, GPT2LMHeadModel):  # type: ignore[misc]
@@ -50,13 +48,12 @@ class SeqPEGPT2LMHeadModel(PositionHead, GPT2LMHeadModel):  # type: ignore[misc]
 
     config_class = SeqPEGPT2Config
     _auto_class = "AutoModelForCausalLM"
+    base_class = SeqPEGPT2Model
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self.loss_type = "ForCausalLM"  # transformers guesses it from names that end differently
-        self.add_positions(SeqPEGPT2Model)
-
-    base_class = GPT2Model
+        self.add_positions()
 
 
 BASE_CLASSES = {"opt": "OPTDecoder"}
@@ -66,51 +63,47 @@ BASE_CLASSES = {"opt": "OPTDecoder"}
 def position_model_class(native: Any) -> Any:
     """The class of a model with a position encoding, as `SeqPELlamaForCausalLM` of `LlamaForCausalLM`."""
     name = f"SeqPE{native.__name__}"
-    if name in globals():
-        return globals()[name]
+    if name not in globals():
+        globals()[name] = make_position_class(native, PositionHost, __name__, position_model_class)
+    return globals()[name]
+
+
+def make_position_class(native: Any, host_class: Any, module: str, class_of: Any) -> Any:
+    """Makes the class of a model with a position encoding.
+
+    Args:
+        native: the model's class in transformers.
+        host_class: what gives positions to a base model.
+        module: where the class will be found.
+        class_of: makes the class of the base model in turn.
+    """
     config = position_config_class(native.config_class)
-    module = sys.modules[native.__module__]
-    base_name = _first(modeling_auto.MODEL_MAPPING_NAMES[config.native_model_type])
+    base_name = modeling_auto.MODEL_MAPPING_NAMES[config.native_model_type]
+    base_name = base_name if isinstance(base_name, str) else base_name[0]
     base_name = BASE_CLASSES.get(config.native_model_type, base_name)
     is_base = native.__name__ == base_name
+    places = {place.partition(".")[2]: auto_class for auto_class, place in auto_map_of(config).items()}
 
     def __init__(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
         super(made, self).__init__(config, *args, **kwargs)
-        add_positions(self)
+        self.add_positions()
 
-    body = {
-        "config_class": config,
-        "_auto_class": _auto_class_of(native, config.native_model_type),
-        "__init__": __init__,
-        "__module__": __name__,
-        "__doc__": f"{native.__name__} with a position encoding.",
-    }
-    made: Any = type(name, (PositionHost if is_base else PositionHead, native), body)
-    made.base_class = None if is_base else getattr(module, base_name)
-    globals()[name] = made
+    made: Any = type(
+        f"SeqPE{native.__name__}",
+        (host_class if is_base else PositionHead, native),
+        {
+            "__init__": __init__,
+            "__module__": module,
+            "__doc__": f"{native.__name__} with a position encoding.",
+            "config_class": config,
+            "_auto_class": places.get(f"SeqPE{native.__name__}"),
+        },
+    )
     if is_base:  # some heads ask AutoModel for their base model
         transformers.AutoModel.register(config, made, exist_ok=True)
-    return made
-
-
-def add_positions(model: Any) -> None:
-    """Builds the encoding that the model's config names, into the model or its base model."""
-    if model.base_class is None:
-        model.add_positions()
     else:
-        model.add_positions(position_model_class(model.base_class))
-
-
-def _auto_class_of(native: Any, model_type: str) -> str | None:
-    for auto_class, table in AUTO_CLASSES.items():
-        names = getattr(modeling_auto, table).get(model_type, ())
-        if native.__name__ in ((names,) if isinstance(names, str) else names):
-            return auto_class
-    return None
-
-
-def _first(names: Any) -> str:
-    return names if isinstance(names, str) else names[0]
+        made.base_class = class_of(getattr(sys.modules[native.__module__], base_name))
+    return made
 
 
 def __getattr__(name: str) -> Any:

@@ -7,6 +7,7 @@ copies. Everything works for any number of dimensions and on any device. Weights
 are in `seqpe.py`.
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .positions import ravel_positions, side_for_volume, unravel_positions
+from .positions import ravel_positions, unravel_positions
 
 OOD_FORMS = ("paper", "release", "release_mse")
 
@@ -292,9 +293,7 @@ def sample_transfer(
     Raises:
         ValueError: the max_position has no room for a shifted context.
     """
-    cells = 1
-    for side in window:
-        cells *= side
+    cells = math.prod(window)
     starts = _sample_outside_starts(window, max_position, num_starts, generator)
     index = sample_distinct(cells, num_starts, min(num_positions, cells), generator)
     teachers = unravel_positions(index, window)
@@ -336,7 +335,8 @@ def _sample_local(
     max_position: int, num_dims: int, rows: int, count: int, volume: int, generator: torch.Generator
 ) -> Tensor:
     """Draws positions of one random small cube in each row, (rows, count, n)."""
-    side = min(max_position, side_for_volume(max(volume, count), num_dims))
+    side = max(1, math.floor(max(volume, count) ** (1.0 / num_dims)))
+    side = min(max_position, side + (side**num_dims < max(volume, count)))
     start = torch.randint(
         max_position - side + 1, (rows, 1, num_dims), generator=generator, device=generator.device
     )

@@ -2,7 +2,7 @@
 
 Letters used for tensor shapes in this package:
     B batch, L tokens, S keys, n dimensions of a position, C width of the transformer, H its heads, D the width
-    of a head, W width of what is encoded for a token, T width of what one layer needs of a token.
+    of a head, P prefix tokens, W width of what is encoded for a token, T width of what one layer needs of it.
 
 A host asks once a forward pass, `encoding(Positions(...))`, and gets what to add to the input and a tensor of
 position inputs for each layer. In attention it applies the encoding's `AttentionOperation`, which may change
@@ -22,29 +22,35 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules import module as torch_module
 
-from .positions import Positions, check_positions
+from .positions import Positions, check_positions, ravel_positions
 
 PORTABLE_VERSION = "2"
 """Version of the code that travels with published checkpoints. A change in this folder changes published
 models: raise the number, add a line to CHANGELOG.md and run `seqpe-zoo sync-code` on what is published."""
 
-MAX_CACHED_GRIDS = 8
-"""Grids whose position inputs are kept in inference; a service sees few resolutions."""
+MAX_GRIDS = 8
+"""Image grids whose position inputs are kept in inference; a service sees few resolutions."""
 
 TABLE_GROWTH = 128
-"""Rows computed ahead when the table of a text grows: decoding asks for one more position at a time."""
+"""Rows computed ahead, beside half of all, when the table of a text grows: decoding asks for one at a time."""
+
+KIND_BYTES = 256
+"""Room for `PositionEncoding.kind`."""
 
 
 # Options and the host.
 
 
 def option(
-    default: Any, *, least: float | None = None, most: float | None = None, choices: Any = None
+    default: Any, *, least: float | None = None, most: float | None = None, choices: Any = None, kind: bool = False
 ) -> Any:
-    """Declares an option of an encoding with its default and what it may be; see `Options`."""
-    return field(default=default, metadata={"least": least, "most": most, "choices": choices})
+    """Declares an option of an encoding: its default and what it may be.
+
+    `kind` marks options that decide what trained weights mean, beyond what their shapes tell; they are saved
+    with the weights.
+    """
+    return field(default=default, metadata={"least": least, "most": most, "choices": choices, "kind": kind})
 
 
 @dataclass(frozen=True)
@@ -52,8 +58,13 @@ class Options:
     """Base of the options of an encoding: every field is checked against its type and bounds."""
 
     def __post_init__(self) -> None:
-        for name in fields(self):
-            check_value(name.name, getattr(self, name.name), name.type, **name.metadata)
+        for one in fields(self):
+            bounds = {name: value for name, value in one.metadata.items() if name != "kind"}
+            check_value(one.name, getattr(self, one.name), one.type, **bounds)
+
+    def resolve(self, host: "HostSpec") -> "Options":
+        """Returns the options with defaults that depend on the host filled in."""
+        return self
 
 
 def check_value(
@@ -94,11 +105,7 @@ def did_you_mean(given: str, known: Iterable[str]) -> str:
 
 
 def parse_options(name: str, options_class: type[Any], given: dict[str, Any]) -> Any:
-    """Builds the options of an encoding, refusing those that it does not have.
-
-    Raises:
-        TypeError: an option is unknown; lists the known ones.
-    """
+    """Builds the options of an encoding; raises TypeError for those that it does not have."""
     known = [one.name for one in fields(options_class)]
     unknown = [f"{option}{did_you_mean(option, known)}" for option in sorted(set(given) - set(known))]
     if unknown:
@@ -138,11 +145,10 @@ class HostSpec:
     scaling: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("dim", "num_layers", "num_dims"):
-            check_value(name, getattr(self, name), int, least=1)
-        for name in ("num_heads", "num_kv_heads", "head_dim"):
-            check_value(name, getattr(self, name), int | None, least=1)
-        check_value("num_prefix", self.num_prefix, int, least=0)
+        for one in fields(self):
+            if one.name != "train_shape":
+                lowest = {"num_prefix": 0, "scaling": None, "causal": None}.get(one.name, 1)
+                check_value(one.name, getattr(self, one.name), one.type, lowest)
         heads, shape = self.num_heads, self.train_shape
         if heads is not None and self.head_dim is None and self.dim % heads:
             raise ValueError(
@@ -151,8 +157,8 @@ class HostSpec:
         if heads is not None and heads % (self.num_kv_heads or heads):
             raise ValueError(f"num_kv_heads={self.num_kv_heads} must divide num_heads={heads}")
         if shape is not None:
-            if isinstance(shape, int) or len(shape) != self.num_dims:
-                raise ValueError(f"train_shape={shape} must have num_dims={self.num_dims} entries")
+            if not isinstance(shape, (tuple, list)) or len(shape) != self.num_dims:
+                raise ValueError(f"train_shape={shape} must be a tuple of num_dims={self.num_dims} entries")
             for side in shape:
                 check_value("an entry of train_shape", side, int, least=1)
             object.__setattr__(self, "train_shape", tuple(shape))
@@ -258,8 +264,7 @@ class BiasOperation(AttentionOperation):
         self.scale = scale
 
     def score_factors(self, query_inputs: Tensor, key_inputs: Tensor) -> tuple[Tensor, Tensor]:
-        e_q, e_k = self.split(query_inputs, 0), self.split(key_inputs, 1)
-        return (e_q if self.scale == 1 else e_q * self.scale), e_k
+        return self.split(query_inputs, 0) * self.scale, self.split(key_inputs, 1)
 
 
 class RotateOperation(AttentionOperation):
@@ -277,11 +282,9 @@ class RotateOperation(AttentionOperation):
         return self._rotate(k, inputs, 1)
 
     def _rotate(self, x: Tensor, inputs: Tensor, groups: int) -> Tensor:
-        by_head = share_heads(inputs.to(x.dtype).unflatten(-1, (self.num_heads, 2, -1)), groups)
-        by_head = by_head.transpose(-4, -3)  # (..., H, L, 2, D/2)
-        cos, sin = by_head.select(-2, 0), by_head.select(-2, 1)
-        pairs = x.unflatten(-1, (-1, 2))
-        even, odd = pairs.select(-1, 0), pairs.select(-1, 1)
+        by_head = inputs.to(x.dtype).unflatten(-1, (self.num_heads, 2, -1)).transpose(-4, -3)
+        cos, sin = (share_heads(part, groups) for part in by_head.unbind(-2))  # (..., H, L, D/2)
+        even, odd = x.unflatten(-1, (-1, 2)).unbind(-1)
         return torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1).flatten(-2)
 
 
@@ -314,7 +317,7 @@ def widen_heads(
     padding = -(q.shape[-1] + rank) % 8
 
     def widen(x: Tensor, added: Tensor) -> Tensor:
-        added = F.pad(added.to(x.dtype), (0, rank + padding - added.shape[-1]))
+        added = F.pad(added.to(x.dtype), (0, padding))
         return torch.cat([x, added.expand(*x.shape[:-1], rank + padding)], dim=-1)
 
     return widen(q, share_heads(factors[0], groups)), widen(k, factors[1]), F.pad(v, (0, rank + padding))
@@ -359,9 +362,9 @@ class PositionEncoding(nn.Module):
         unsuitable = self.unsuitable(self.host.num_dims, self.host.causal)
         if unsuitable:
             raise ValueError(f"position encoding {self.name!r} {unsuitable}")
-        self.options = parse_options(self.name, self.Options, kwargs)
+        self.options = parse_options(self.name, self.Options, kwargs).resolve(self.host)
         self.dim, self.train_shape = dim, self.host.train_shape
-        self.groups = (self.host.num_heads or 1) // self.host.num_kv_heads
+        self.groups = (self.host.num_heads or 1) // self.host.num_kv_heads  # type: ignore[operator]
         """Queries that share a key head."""
         self.num_dims = 1 if self.flattens else self.host.num_dims
         """Coordinates of the positions that `encode` takes: 1 for a method that numbers a grid through."""
@@ -414,13 +417,8 @@ class PositionEncoding(nn.Module):
     def check_limit(self, limit: Sequence[int]) -> None:
         """Raises ValueError when positions up to `limit` cannot be encoded."""
 
-    def initialize(self, std: float = 0.02) -> None:
-        """Gives parameters and buffers their first values; `std` is that of the host's weights."""
-        reset = getattr(self, "reset_parameters", None)
-        if reset is not None:
-            reset(std)
-        if not getattr(self.kind, "_is_hf_initialized", False):  # else transformers has loaded it
-            self.kind = self._kind_as_bytes().to(self.kind.device)
+    def reset_parameters(self, std: float = 0.02) -> None:
+        """Gives parameters their first values; `std` is that of the host's weights."""
 
     def has_objectives(self) -> bool:
         """Whether training should add objectives of the encoding to the loss."""
@@ -450,7 +448,7 @@ class PositionEncoding(nn.Module):
 
         Args:
             positions: those of the tokens, without prefix tokens. A plain tensor (..., n) is only encoded.
-            batch_size: examples, which may be shifted one by one in training.
+            batch_size: examples, which may be shifted one by one in training; 0 where a cached text continues.
             device: where the positions of a grid are made.
             objectives: whether a training step computes the position objectives too.
 
@@ -464,40 +462,45 @@ class PositionEncoding(nn.Module):
             return self.encode(self._checked(positions))
         if self.training:
             return self.training_inputs(positions, batch_size, objectives, device)
-        # Continuing a text is no time to read values: its keys come from the same weights.
-        if not self._may_cache(read_values=self.host.num_dims > 1 or not any(positions.start)):
+        if not self._may_look_up(read_values=batch_size > 0):
             return self.compute_inputs(positions, device)
-        return self._from_table(positions, device) if self.has_table else self._from_grids(positions, device)
+        if self.host.num_dims > 1 and positions.ids is None:
+            return self._inputs_of_grid(positions, device)
+        return self._inputs_from_table(positions, device) if self.has_table else self.compute_inputs(positions, device)
 
     def compute_inputs(self, positions: Positions, device: Any = None) -> PositionInputs:
-        """`forward` without anything that is kept."""
+        """`forward` without a table."""
+        positions = self._numbered(positions)
         limit = self._limit(positions)
-        numbered = self._numbered(positions) if self.flattens else positions
-        encoded = self.encode_prefix(self.encode(numbered.tensor(device), limit))
+        encoded = self.encode_prefix(self.encode(positions.tensor(device), limit))
         return PositionInputs(encoded, self.layer_inputs(encoded))
 
-    def _limit(self, positions: Positions) -> list[int] | None:
+    def initialize(self, std: float = 0.02) -> None:
+        """Gives parameters and buffers their first values, once memory for them is there."""
+        self.reset_parameters(std)
+        if not getattr(self.kind, "_is_hf_initialized", False):  # else transformers has loaded it
+            self.kind = self._kind_as_bytes().to(self.kind.device)
+
+    def _limit(self, positions: Positions) -> list[int]:
         """What coordinates are below, checked; in a graph of unknown positions the training context."""
-        if is_traced():
-            trained = None if self.train_shape is None else list(self.train_shape)
-            return trained if positions.size is None else positions.limit()
+        if is_traced() and positions.ids is not None:
+            return list(self.train_shape or [0] * self.num_dims)
         if positions.ids is not None and positions.bound is None:
-            positions = Positions(ids=self._checked(positions.ids))
+            positions = Positions(ids=check_positions(positions.ids, self.num_dims, self.capacity, self.allow_absent))
         limit = positions.limit()
         self.check_limit(limit)
         return limit
 
     def _numbered(self, positions: Positions) -> Positions:
         """Numbers the cells of a grid through, prefix tokens first, for methods that `flattens`."""
-        size, prefix = positions.size, self.host.num_prefix
-        if size is None or self.host.num_dims == 1:
+        if not self.flattens or positions.size is None or self.host.num_dims == 1:
             return positions
         if any(positions.start):
             raise ValueError(
                 f"position encoding {self.name!r} numbers the cells of a grid through and cannot start at "
                 f"{tuple(positions.start)}; use an encoding with a coordinate per dimension, such as 'seqpe'"
             )
-        return Positions((math.prod(size),), (prefix,))
+        return Positions((math.prod(positions.size),), (self.host.num_prefix,))
 
     def _checked(self, positions: Tensor) -> Tensor:
         """Positions that a user passes, as int64; under tracing as they are."""
@@ -507,10 +510,10 @@ class PositionEncoding(nn.Module):
         self.check_limit(Positions(ids=checked).limit())
         return checked
 
-    # The cache of inference: the inputs of a few grids, or a table of 1-D positions that grows on demand.
+    # In inference inputs are kept: those of a few image grids, or a table of positions that grows on demand.
 
-    def _may_cache(self, read_values: bool) -> bool:
-        """Whether inputs may come from the cache; empties it when the weights have changed."""
+    def _may_look_up(self, read_values: bool) -> bool:
+        """Whether inputs may be those that were kept; drops them when the weights have changed."""
         if is_traced() or (torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters())):
             return False
         state, values = parameter_state(self, read_values)
@@ -519,30 +522,29 @@ class PositionEncoding(nn.Module):
             self._state, self._values = parameter_state(self, read_values=True)
         return state is not None
 
-    def _from_grids(self, positions: Positions, device: Any) -> PositionInputs:
+    def _inputs_of_grid(self, positions: Positions, device: Any) -> PositionInputs:
         key = (positions.size, positions.start, device)
-        if positions.size is None or self.host.num_dims == 1:
-            return self.compute_inputs(positions, device)
         if key not in self._grids:
             with as_constants(device):
                 inputs = self.compute_inputs(positions, device)
-            self._grids = {**dict(list(self._grids.items())[1 - MAX_CACHED_GRIDS :]), key: inputs}
+            self._grids = {**dict(list(self._grids.items())[1 - MAX_GRIDS :]), key: inputs}
             return inputs
         return self._grids[key]
 
-    def _from_table(self, positions: Positions, device: Any) -> PositionInputs:
-        """Reads the inputs of 1-D positions from the table; a few that are far away need no table up to there."""
-        table, ids, limit = self._table, positions.ids, (self._limit(positions) or [0])[0]
+    def _inputs_from_table(self, positions: Positions, device: Any) -> PositionInputs:
+        """Reads rows of a table of the first 1-D positions; a few that are far away are computed instead."""
+        table, ids = self._table, positions.ids
         rows = 0 if table is None else table.encoded.shape[0]
-        count = ids.numel() if ids is not None else limit - positions.start[0]
-        if limit > 4 * (rows + count + TABLE_GROWTH):
-            return self.compute_inputs(positions, device)
-        if table is None or limit > rows:
+        limit = self._limit(positions)[0] if ids is not None else positions.start[0] + positions.size[0]  # type: ignore[index]
+        if limit > rows:
+            count = limit - positions.start[0] if ids is None else ids.numel()
+            if limit > 4 * (rows + count + TABLE_GROWTH):
+                return self.compute_inputs(positions, device)
             table = self._table = self._grown_table(table, limit, device)
+        assert table is not None
         if ids is None:
             return table.map(lambda inputs: inputs[positions.start[0] : limit])
-        index = ids[..., 0].long()
-        return table.map(lambda inputs: F.embedding(index, inputs))
+        return table.map(lambda inputs: F.embedding(ids[..., 0].long(), inputs))
 
     def _grown_table(self, table: PositionInputs | None, stop: int, device: Any) -> PositionInputs:
         rows = 0 if table is None else table.encoded.shape[0]
@@ -572,41 +574,36 @@ class PositionEncoding(nn.Module):
         return super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = {"_grids": {}, "_table": None, "_state": None, "_values": None}
-        return {**self.__dict__, **kept}
+        return {**self.__dict__, "_grids": {}, "_table": None, "_state": None, "_values": None}
 
     # Weights say what they are.
 
     def kind_name(self) -> str:
         """What weights of this encoding are for: they would load into another, and mean something else."""
-        return self.name
+        of_kind = [one.name for one in fields(self.options) if one.metadata.get("kind")]
+        return " ".join([self.name, *(f"{name}={getattr(self.options, name)}" for name in of_kind)])
 
     def _kind_as_bytes(self) -> Tensor:
-        return torch.tensor(list(self.kind_name().encode().ljust(32)), dtype=torch.uint8)
+        return torch.tensor(list(self.kind_name().encode().ljust(KIND_BYTES)), dtype=torch.uint8)
 
     def check_kind(self, kind: Tensor | None = None) -> None:
-        """Raises ValueError when loaded weights are of another encoding or integration."""
+        """Raises ValueError when loaded weights are of another encoding, or of other options that matter."""
         found = self.kind if kind is None else kind
-        if found is None or found.is_meta:
+        if found.is_meta:
             return
         name = bytes(found.tolist()).decode(errors="replace").strip()
         if name != self.kind_name():
             raise ValueError(
                 f"these weights are of position encoding {name!r}, and the model has {self.kind_name()!r}; "
-                "build the model with the encoding and the integration of the weights"
+                "build the model with the encoding and the options of the weights"
             )
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         self.clear_cache()
-        kind = state_dict.get(f"{prefix}kind")
-        error_messages = args[-1]
-        if kind is None:
-            state_dict[f"{prefix}kind"] = self._kind_as_bytes()  # saved before weights said it
-        else:
-            try:
-                self.check_kind(kind)
-            except ValueError as error:
-                error_messages.append(str(error))
+        try:  # weights of version 0.1 do not say it
+            self.check_kind(state_dict.setdefault(f"{prefix}kind", self._kind_as_bytes()))
+        except ValueError as error:
+            args[-1].append(str(error))
         super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[no-untyped-call]
 
     def extra_repr(self) -> str:
@@ -644,29 +641,27 @@ def parameter_state(encoding: PositionEncoding, read_values: bool) -> tuple[list
 
     Returns:
         Identity, version and address of all parameters; None where a part is wrapped, hooked, parametrised or
-        quantised, and parameters alone do not tell. And some values of each, as writes through `.data` and
-        fused optimizers leave versions as they are; None where they are not to be read.
+        quantised, and parameters alone do not tell. And some thousand values of each, as writes through
+        `.data` and fused optimizers leave versions as they are; None where they are not to be read.
     """
     state: list[Any] = []
     values = [encoding.kind]
     known = ("torch.nn.modules.", __name__.rpartition(".")[0], type(encoding).__module__)
     for part in encoding.modules():
         parameters = [p for p in part._parameters.values() if p is not None]
-        is_foreign = not type(part).__module__.startswith(known)
-        is_changed = any(type(p) is not nn.Parameter for p in parameters)
-        if any((is_foreign, is_changed, part._forward_hooks, "forward" in part.__dict__)):
+        is_changed = any(type(p) is not nn.Parameter for p in parameters) or "forward" in part.__dict__
+        hooked = part._forward_hooks or part._forward_pre_hooks
+        if is_changed or hooked or not type(part).__module__.startswith(known):
             return None, None
         # Parameters made in inference mode have no version.
         state += [(id(p), p.is_inference() or p._version, p.data_ptr()) for p in parameters]
-        values += [p.detach().reshape(-1)[:: p.numel() // 64 + 1] for p in parameters]
+        values += [p.detach().flatten()[:: p.numel() // 4096 + 1] for p in parameters]
     return state, torch.cat([part.float() for part in values]) if read_values else None
 
 
 def has_hooks(module: nn.Module) -> bool:
     """Whether something else may read what a module returns: hooks on it, on its parts, or on all modules."""
-    if torch_module._global_forward_hooks:
-        return True
-    return any(part._forward_hooks for part in module.modules())
+    return bool(nn.modules.module._global_forward_hooks) or any(part._forward_hooks for part in module.modules())
 
 
 def is_traced() -> bool:
@@ -674,7 +669,11 @@ def is_traced() -> bool:
 
     Then nothing may be kept for later, and nothing may depend on the values of tensors.
     """
-    return torch.compiler.is_compiling() or torch.fx._symbolic_trace.is_fx_tracing() or torch.jit.is_tracing()
+    return torch.compiler.is_compiling() or _is_fx_tracing() or torch.jit.is_tracing()
+
+
+# Newer versions of PyTorch log a warning in `is_fx_tracing`.
+_is_fx_tracing = getattr(torch.fx._symbolic_trace, "is_fx_symbolic_tracing", torch.fx._symbolic_trace.is_fx_tracing)
 
 
 def without_autocast(device: torch.device) -> Any:

@@ -2,11 +2,10 @@
 
 A position has n integer coordinates. `Positions` describes those of a forward pass: a grid whose size is known
 without looking at a tensor (a range of text is a grid of one dimension), or a tensor. Positions are checked
-where they are made, with Python integers where those are known, so that the forward pass does not wait for a
-device. Digits are plain tensor arithmetic that can be traced, compiled and exported.
+where they are made, so that the forward pass need not wait for a device. Digits are plain tensor arithmetic
+that can be traced, compiled and exported.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -30,19 +29,15 @@ class Positions(NamedTuple):
 
     def tensor(self, device: Any = None) -> Tensor:
         """Returns (L, n), or (B, L, n) where the examples of a batch differ."""
-        if self.ids is not None:
-            return self.ids
-        assert self.size is not None
-        return grid_positions(self.size, self.start, device)
+        return grid_positions(self.size, self.start, device) if self.ids is None else self.ids  # type: ignore[arg-type]
 
     def limit(self) -> list[int]:
-        """Returns what all coordinates are below, by dimension; reads the values of a tensor."""
-        if self.size is not None:
-            return [cells + first for cells, first in zip(self.size, self.start, strict=True)]
-        assert self.ids is not None
+        """Returns what all coordinates are below, by dimension; reads the values of a tensor without `bound`."""
+        if self.ids is None:
+            return [cells + first for cells, first in zip(self.size, self.start)]  # type: ignore[arg-type]
         if self.bound is not None or self.ids.numel() == 0 or self.ids.is_meta:
             return [self.bound or 0] * self.ids.shape[-1]
-        return [int(side) + 1 for side in self.ids.reshape(-1, self.ids.shape[-1]).amax(dim=0)]
+        return [int(largest) + 1 for largest in self.ids.flatten(0, -2).amax(dim=0)]
 
 
 def range_positions(length: int, start: int = 0, device: Any = None) -> Tensor:
@@ -95,14 +90,6 @@ def unravel_positions(index: Tensor, sides: Sequence[int]) -> Tensor:
         coordinates.append(index % side)
         index = torch.div(index, side, rounding_mode="floor")
     return torch.stack(coordinates[::-1], dim=-1)
-
-
-def side_for_volume(volume: int, num_dims: int) -> int:
-    """Returns the side of the smallest n-cube that holds `volume` cells."""
-    side = max(1, math.floor(volume ** (1.0 / num_dims)))
-    while side**num_dims < volume:
-        side += 1
-    return side
 
 
 def check_positions(
@@ -172,12 +159,6 @@ def positions_to_digits(positions: Tensor, base: int, num_digits: int) -> Tensor
     powers = torch.tensor([base**place for place in reversed(range(num_digits))], device=positions.device)
     quotients = torch.div(positions.long().unsqueeze(-1), powers, rounding_mode="floor")
     return (quotients % base).flatten(-2)
-
-
-def digits_to_positions(digits: Tensor, base: int, num_digits: int) -> Tensor:
-    """Reads digits back: (..., n * k) to (..., n)."""
-    powers = torch.tensor([base**place for place in reversed(range(num_digits))], device=digits.device)
-    return (digits.unflatten(-1, (-1, num_digits)) * powers).sum(-1)
 
 
 def real_digit_mask(digits: Tensor, num_digits: int) -> Tensor:

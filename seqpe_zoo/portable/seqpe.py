@@ -6,7 +6,7 @@ one encoder call.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -22,12 +22,12 @@ from .objectives import (
     sample_contrastive,
     sample_shifts,
     sample_transfer,
-    warmup_ratio,
 )
 from .position_encoding import (
     AddOperation,
     AttentionOperation,
     BiasOperation,
+    HostSpec,
     MultiplyOperation,
     Options,
     PositionEncoding,
@@ -88,30 +88,27 @@ class SeqPEOptions(Options):
         num_starts: shifted contexts of the distillation objective a step.
         num_transfer: [m] positions compared in each of them. The paper has 32 for both; the release 64 for
             images.
-        hard_ratio: share of lexical twins among global candidates.
-        local_probability: share of pivots with local candidates.
-        local_range: smallest number of positions in a local region.
+        local_range: smallest number of positions in a local region of the contrastive objective.
         ood_form: "paper", "release" or "release_mse".
         ood_heads: heads of the distillation objective; by default those of the encoder.
-        warmup_steps: training steps over which the objectives' weights rise from zero.
     """
 
     num_digits: int | None = option(None, least=1, most=18)
     base: int = option(10, least=2)
     encoder_dim: int | None = option(None, least=1)
-    encoder_heads: int | None = option(None, least=1)
+    encoder_heads: int | None = option(None, least=1, kind=True)
     encoder_layers: int = option(2, least=1)
-    encoder_causal: bool = option(True)
+    encoder_causal: bool = option(True, kind=True)
     dropout: float = option(0.1, least=0, most=1)
     attention_dropout: float = option(0.0, least=0, most=1)
     final_norm: bool = option(True)
-    temperature: float = option(1.0, least=1e-6)
-    mask_padding: bool = option(False)
+    temperature: float = option(1.0, least=1e-6, kind=True)
+    mask_padding: bool = option(False, kind=True)
     allow_absent: bool = option(False)
-    integration: str | None = option(None, choices=INTEGRATIONS)
+    integration: str | None = option(None, choices=INTEGRATIONS, kind=True)
     projection: str | None = option(None, choices=("per_layer", "shared", "none"))
     multi_head: bool = option(True)
-    bias_scale: float = option(1.0)
+    bias_scale: float = option(1.0, kind=True)
     init: str = option("fan_in", choices=("fan_in", "release"))
     init_scale: float = option(2.0, least=0)
     extrapolation: str = option("extend", choices=("extend", "interpolate"))
@@ -124,20 +121,69 @@ class SeqPEOptions(Options):
     num_candidates: int = option(32, least=2)
     num_starts: int = option(32, least=1)
     num_transfer: int = option(32, least=1)
-    hard_ratio: float = option(0.25, least=0, most=1)
-    local_probability: float = option(0.5, least=0, most=1)
     local_range: int = option(256, least=1)
     ood_form: str = option("paper", choices=OOD_FORMS)
     ood_heads: int | None = option(None, least=1)
-    warmup_steps: int = option(0, least=0)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.num_digits is not None and self.base**self.num_digits > 2**60:
+    def resolve(self, host: HostSpec) -> "SeqPEOptions":
+        is_text, in_attention = host.num_dims == 1, host.num_heads is not None
+        trained = max(host.train_shape or (1,))
+        digits = self.num_digits or (5 if is_text else 2)
+        while self.num_digits is None and self.base**digits < 2 * trained:
+            digits += 1
+        encoder_dim = self.encoder_dim or min(host.dim, MAX_ENCODER_DIM)
+        encoder_heads = self.encoder_heads or max(1, encoder_dim // 64)
+        integration = self.integration or ("input" if not in_attention else "bias" if is_text else "mul")
+        projection = self.projection or ("shared" if is_text else "per_layer")
+        made = replace(
+            self,
+            num_digits=digits,
+            encoder_dim=encoder_dim,
+            encoder_heads=encoder_heads,
+            integration=integration,
+            projection="none" if integration == "input" else projection,
+            max_position=self.max_position or min(self.base**digits, max(PAPER_MAX_POSITION, 4 * trained)),
+            ood_heads=self.ood_heads or encoder_heads,
+        )
+        made.check(host)
+        return made
+
+    def check(self, host: HostSpec) -> None:
+        """Raises ValueError where options contradict each other or the host."""
+        capacity, largest = self.base**self.num_digits, self.max_position  # type: ignore[operator]
+        width = host.dim if self.integration == "input" else host.num_kv_heads * host.head_dim  # type: ignore[operator]
+        if capacity > 2**60:
             raise ValueError(
                 f"num_digits={self.num_digits} digits of base {self.base} write numbers above 2**60; "
                 "use fewer digits"
             )
+        if self.integration != "input" and host.num_heads is None:
+            raise ValueError(
+                f"integration={self.integration!r} works in attention: give num_heads of the host"
+            )
+        if largest > capacity:  # type: ignore[operator]
+            raise ValueError(
+                f"max_position={largest} does not fit into num_digits={self.num_digits} digits of base "
+                f"{self.base}, which write positions up to {capacity - 1}; lower it or use more digits"
+            )
+        if self.distance_weight > 0 and largest**host.num_dims <= self.num_candidates + 1:  # type: ignore[operator]
+            raise ValueError(
+                f"max_position={largest} in {host.num_dims} dimensions has too few positions for "
+                f"num_candidates={self.num_candidates}; lower num_candidates or set distance_weight=0"
+            )
+        if self.encoder_dim % self.encoder_heads:  # type: ignore[operator]
+            raise ValueError(
+                f"encoder_dim={self.encoder_dim} is not divisible by encoder_heads={self.encoder_heads}; "
+                "set encoder_heads"
+            )
+        width = width if self.multi_head or self.integration == "input" else host.head_dim  # type: ignore[assignment]
+        if self.ood_weight > 0 and width % self.ood_heads:  # type: ignore[operator]
+            raise ValueError(
+                f"vectors of width {width} do not split into ood_heads={self.ood_heads}; "
+                "set ood_heads to a divisor"
+            )
+        if self.extrapolation == "interpolate" and host.train_shape is None:
+            raise ValueError("extrapolation='interpolate' stretches the training context: give train_shape")
 
 
 class _StepPositions(NamedTuple):
@@ -158,8 +204,8 @@ class SeqPE(PositionEncoding):
     >>> pe(torch.tensor([[2, 3], [13, 0]])).shape
     torch.Size([2, 384])
 
-    Inside a host it is a `PositionEncoding` like any other. Arguments of the host as in `PositionEncoding`;
-    options as in `SeqPEOptions`.
+    Inside a host it is a `PositionEncoding` like any other. Arguments of the host as in `HostSpec`; options as
+    in `SeqPEOptions`.
 
     Attributes:
         generator: source of randomness of the training positions; by default seeded from PyTorch's global
@@ -173,99 +219,23 @@ class SeqPE(PositionEncoding):
     def __init__(self, dim: int, **kwargs: Any) -> None:
         super().__init__(dim, **kwargs)
         options, host = self.options, self.host
-        self.base = options.base
-        self.num_digits = options.num_digits or self._default_digits()
-        self.capacity: int = self.base**self.num_digits
+        self.capacity: int = options.base**options.num_digits
         self.allow_absent = options.allow_absent
-        self.integration = self._integration()
-        self.projection_mode = options.projection or ("shared" if self.num_dims == 1 else "per_layer")
-        self.position_heads = host.num_kv_heads if options.multi_head else 1
-        width = dim if self.integration == "input" else self.position_heads * host.head_dim
-        self.width = width
+        self.integration: str = options.integration
+        self.position_heads: int = host.num_kv_heads if options.multi_head else 1  # type: ignore[assignment]
+        self.width: int = dim if self.integration == "input" else self.position_heads * host.head_dim  # type: ignore[operator]
         self.interpolates = options.extrapolation == "interpolate"
         self.changes_input = self.integration == "input"
-        self.has_table = self.num_dims == 1 and host.num_prefix == 0 and not self.interpolates
-        if self.interpolates and self.train_shape is None:
-            raise ValueError("extrapolation='interpolate' stretches the training context: give train_shape")
-        self.max_position = self._max_position()
-
-        encoder_dim = options.encoder_dim or min(dim, MAX_ENCODER_DIM)
-        encoder_heads = options.encoder_heads or max(1, encoder_dim // 64)
-        if encoder_dim % encoder_heads:
-            raise ValueError(
-                f"encoder_dim={encoder_dim} is not divisible by encoder_heads={encoder_heads}; "
-                "set encoder_heads"
-            )
-        self.ood_heads = options.ood_heads or encoder_heads
-        if options.ood_weight > 0 and width % self.ood_heads:
-            raise ValueError(
-                f"vectors of width {width} do not split into ood_heads={self.ood_heads}; "
-                "set ood_heads to a divisor"
-            )
-        self.encoder = PositionEncoder(
-            width,
-            self.num_dims,
-            self.num_digits,
-            self.base,
-            encoder_dim,
-            encoder_heads,
-            options.encoder_layers,
-            options.encoder_causal,
-            options.dropout,
-            options.attention_dropout,
-            options.final_norm,
-            options.temperature,
-            options.mask_padding,
-            options.allow_absent,
-        )
+        self.has_table = host.num_dims == 1 and not (host.num_prefix or self.interpolates or self.allow_absent)
+        self.encoder = PositionEncoder(self.width, self.num_dims, options)
         # Class and register tokens have no place in the grid; each learns a vector of its own, as in the
         # release.
-        self.prefix = nn.Parameter(torch.empty(host.num_prefix, width)) if host.num_prefix else None
-        copies = {"per_layer": host.num_layers, "shared": 1, "none": 0}[self.projection_mode]
-        if self.integration == "input":
-            copies = 0
-        self.projection = nn.ModuleList([nn.Linear(width, 2 * width) for _ in range(copies)])
-        if options.warmup_steps > 0:
-            self.register_buffer("objective_step", torch.zeros((), dtype=torch.long))
+        self.prefix = nn.Parameter(torch.empty(host.num_prefix, self.width)) if host.num_prefix else None
+        copies = {"per_layer": host.num_layers, "shared": 1, "none": 0}[options.projection]
+        self.projection = nn.ModuleList([nn.Linear(self.width, 2 * self.width) for _ in range(copies)])
         self.register_buffer("frozen_table", None, persistent=False)
         self.generator: torch.Generator | None = None
         self.reset_parameters()
-
-    def _integration(self) -> str:
-        """The integration, by default the paper's for the data."""
-        in_attention = self.host.num_heads is not None
-        default = ("bias" if self.num_dims == 1 else "mul") if in_attention else "input"
-        integration: str = self.options.integration or default
-        if integration != "input" and not in_attention:
-            raise ValueError(f"integration={integration!r} works in attention: give num_heads of the host")
-        return integration
-
-    def _default_digits(self) -> int:
-        """Digits of the paper, or as many as write twice the training context."""
-        digits = 5 if self.num_dims == 1 else 2
-        while self.base**digits < 2 * max(self.train_shape or (1,)):
-            digits += 1
-        return digits
-
-    def _max_position(self) -> int:
-        """L_max, checked."""
-        wanted = self.options.max_position
-        trained = max(self.train_shape or (1,))
-        limit = int(wanted or min(self.capacity, max(PAPER_MAX_POSITION, 4 * trained)))
-        if limit > self.capacity:
-            raise ValueError(
-                f"max_position={limit} does not fit into num_digits={self.num_digits} digits of base "
-                f"{self.base}, which write positions up to {self.capacity - 1}; lower it or use more digits"
-            )
-        if self.options.distance_weight > 0 and limit**self.num_dims <= self.options.num_candidates + 1:
-            raise ValueError(
-                f"max_position={limit} in {self.num_dims} dimensions has too few positions for "
-                f"num_candidates={self.options.num_candidates}; lower num_candidates or set distance_weight=0"
-            )
-        return limit
-
-    def kind_name(self) -> str:
-        return f"{self.name}-{self._integration()}"
 
     def reset_parameters(self, std: float = 0.02) -> None:
         """Initialises as option `init` says; `std` is that of the release's weights."""
@@ -299,11 +269,6 @@ class SeqPE(PositionEncoding):
             layer.bias[:rows].fill_(1.0 if self.integration == "mul" else 0.0)
         self.clear_cache()
 
-    def initialize(self, std: float = 0.02) -> None:
-        super().initialize(std)
-        if self.options.warmup_steps > 0:
-            nn.init.zeros_(self.objective_step)
-
     # What hosts call.
 
     def encode(self, positions: Tensor, limit: list[int] | None = None) -> Tensor:
@@ -330,7 +295,7 @@ class SeqPE(PositionEncoding):
         heads = self.position_heads
         groups = self.groups if heads > 1 else 1
         if self.integration == "bias":
-            return BiasOperation(heads, groups, float(self.options.bias_scale))
+            return BiasOperation(heads, groups, self.options.bias_scale)
         operations = {"mul": MultiplyOperation, "sum": AddOperation}
         return operations.get(self.integration, AttentionOperation)(heads, groups)
 
@@ -340,17 +305,16 @@ class SeqPE(PositionEncoding):
             self.projection = self.projection[:num_layers]
 
     def check_limit(self, limit: Sequence[int]) -> None:
-        largest = max(limit, default=0) - 1
+        largest, base = max(limit, default=0) - 1, self.options.base
         if largest < self.capacity:
             return
-        needed = self.num_digits
-        while self.base**needed <= largest:
+        needed = self.options.num_digits
+        while base**needed <= largest:
             needed += 1
         raise ValueError(
-            f"position {largest} needs more than num_digits={self.num_digits} digits in base {self.base}; "
-            f"the largest allowed position is {self.capacity - 1}. Use num_digits={needed} (a model trained "
-            "with fewer digits has no embeddings for more of them), or keep sequences and images below that "
-            "size."
+            f"position {largest} needs more than num_digits={self.options.num_digits} digits in base {base}; the "
+            f"largest allowed position is {self.capacity - 1}. Use num_digits={needed} (a model trained with "
+            "fewer digits has no embeddings for more of them), or keep sequences and images below that size."
         )
 
     def _encode_stretched(self, positions: Tensor, limit: list[int] | None) -> Tensor:
@@ -374,7 +338,7 @@ class SeqPE(PositionEncoding):
         `unfreeze` brings the encoder back; so do `train()` and loading weights. A position outside of the
         table is an index error.
         """
-        side = max_position or min(self.capacity, self.max_position)
+        side = max_position or self.options.max_position
         self.check_limit([side])
         if self.options.allow_absent or self.interpolates:
             raise ValueError(
@@ -474,7 +438,7 @@ class SeqPE(PositionEncoding):
             return ids, None
         generator = optional_generator(self.generator, torch.device("cpu"))
         starts, rows = sample_shifts(
-            window, self.max_position, batch_size, options.shift_probability, options.shift_scope, generator
+            window, self.options.max_position, batch_size, options.shift_probability, options.shift_scope, generator
         )
         starts, rows = starts.to(ids.device), rows.to(ids.device)
         if ids.ndim == 3:
@@ -490,21 +454,19 @@ class SeqPE(PositionEncoding):
         generator = optional_generator(self.generator, device)
         if options.distance_weight > 0:
             contrastive = sample_contrastive(
-                self.max_position,
+                self.options.max_position,
                 self.num_dims,
-                self.base,
+                options.base,
                 options.num_pivots,
                 options.num_candidates,
                 generator,
-                options.hard_ratio,
-                options.local_probability,
-                options.local_range,
+                local_range=options.local_range,
             )
             drawn += [contrastive.pivots, contrastive.candidates]
             nearest, tied = contrastive.nearest.to(device), contrastive.tied.to(device)
         if options.ood_weight > 0:
             counts = (options.num_starts, options.num_transfer)
-            drawn += sample_transfer(window, self.max_position, *counts, generator)
+            drawn += sample_transfer(window, self.options.max_position, *counts, generator)
         flat = [part.reshape(-1, self.num_dims).to(device) for part in drawn]
         return _StepPositions(torch.cat(flat), [part.shape[0] for part in flat[1:]], nearest, tied)
 
@@ -517,17 +479,8 @@ class SeqPE(PositionEncoding):
             distance = distance_contrastive_loss(pivots, candidates, step.nearest, step.tied)
         if parts:
             teachers, students = (part.unflatten(0, (options.num_starts, -1)) for part in parts)
-            ood = ood_distillation_loss(teachers, students, self.ood_heads, options.ood_form)
-        weighted = options.distance_weight * distance + options.ood_weight * ood
-        return PositionLosses(distance, ood, self._warmup() * weighted)
-
-    def _warmup(self) -> float:
-        """Share of the objectives' weights in this step."""
-        if self.options.warmup_steps == 0 or not self.training:
-            return 1.0
-        assert isinstance(self.objective_step, Tensor)
-        self.objective_step += 1
-        return warmup_ratio(int(self.objective_step), self.options.warmup_steps)
+            ood = ood_distillation_loss(teachers, students, self.options.ood_heads, options.ood_form)
+        return PositionLosses(distance, ood, options.distance_weight * distance + options.ood_weight * ood)
 
 
 def resize_grid_rows(rows: Tensor, shape: list[int], new_shape: list[int]) -> Tensor:
