@@ -168,7 +168,9 @@ class SequenceTransformer(nn.Module):
         slots, valid = self._slots(tree, visible)
         inputs = torch.cat([vocabulary, final.unsqueeze(0)])  # (V + 1, d)
         cls_token = vocabulary.shape[0]
-        own = torch.cat([tokens[tree.leaf, tree.place], tokens.new_full((num_leaves,), cls_token)])  # (M + U,)
+        own = torch.cat(
+            [tokens[tree.leaf, tree.place], tokens.new_full((num_leaves,), cls_token)]
+        )  # (M + U,)
         x = inputs
         for index, layer in enumerate(self.layers):
             # Nobody reads the prefixes after the last layer.
@@ -219,7 +221,9 @@ class SequenceTransformer(nn.Module):
         q, key_value = layer.qkv(layer.norm1(x)).tensor_split([x.shape[-1]], dim=-1)
         q = q[queries] * heads[1] ** -0.5
         k, v = (part.unflatten(-1, heads) for part in F.embedding(slots, key_value).chunk(2, dim=-1))
-        scores = (q.unflatten(-1, heads).unsqueeze(1) * k).sum(-1)  # k, v (Q, T + 1, H, D); scores (Q, T + 1, H)
+        scores = (q.unflatten(-1, heads).unsqueeze(1) * k).sum(
+            -1
+        )  # k, v (Q, T + 1, H, D); scores (Q, T + 1, H)
         mixed = (layer.attend(scores, valid).unsqueeze(-1) * v).sum(1).flatten(1)
         return layer.finish(x[queries], mixed)
 

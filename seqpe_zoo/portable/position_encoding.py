@@ -43,7 +43,12 @@ KIND_BYTES = 256
 
 
 def option(
-    default: Any, *, least: float | None = None, most: float | None = None, choices: Any = None, kind: bool = False
+    default: Any,
+    *,
+    least: float | None = None,
+    most: float | None = None,
+    choices: Any = None,
+    kind: bool = False,
 ) -> Any:
     """Declares an option of an encoding: its default and what it may be.
 
@@ -459,19 +464,23 @@ class PositionEncoding(nn.Module):
             ValueError: a position is negative or too large for the encoding.
         """
         if isinstance(positions, Tensor):
-            return self.encode(self._checked(positions))
+            checked, limit = self.check(Positions(ids=positions))
+            return self.encode(checked.tensor(), limit)
         if self.training:
             return self.training_inputs(positions, batch_size, objectives, device)
         if not self._may_look_up(read_values=batch_size > 0):
             return self.compute_inputs(positions, device)
         if self.host.num_dims > 1 and positions.ids is None:
             return self._inputs_of_grid(positions, device)
-        return self._inputs_from_table(positions, device) if self.has_table else self.compute_inputs(positions, device)
+        return (
+            self._inputs_from_table(positions, device)
+            if self.has_table
+            else self.compute_inputs(positions, device)
+        )
 
     def compute_inputs(self, positions: Positions, device: Any = None) -> PositionInputs:
         """`forward` without a table."""
-        positions = self._numbered(positions)
-        limit = self._limit(positions)
+        positions, limit = self.check(self._numbered(positions))
         encoded = self.encode_prefix(self.encode(positions.tensor(device), limit))
         return PositionInputs(encoded, self.layer_inputs(encoded))
 
@@ -481,15 +490,16 @@ class PositionEncoding(nn.Module):
         if not getattr(self.kind, "_is_hf_initialized", False):  # else transformers has loaded it
             self.kind = self._kind_as_bytes().to(self.kind.device)
 
-    def _limit(self, positions: Positions) -> list[int]:
-        """What coordinates are below, checked; in a graph of unknown positions the training context."""
+    def check(self, positions: Positions) -> tuple[Positions, list[int]]:
+        """Checks positions; tells what coordinates are below, in a graph of unknown ones the training context."""
         if is_traced() and positions.ids is not None:
-            return list(self.train_shape or [0] * self.num_dims)
+            return positions, list(self.train_shape or [0] * self.num_dims)
         if positions.ids is not None and positions.bound is None:
-            positions = Positions(ids=check_positions(positions.ids, self.num_dims, self.capacity, self.allow_absent))
+            ids = check_positions(positions.ids, self.num_dims, self.capacity, self.allow_absent)
+            positions = Positions(ids=ids)
         limit = positions.limit()
         self.check_limit(limit)
-        return limit
+        return positions, limit
 
     def _numbered(self, positions: Positions) -> Positions:
         """Numbers the cells of a grid through, prefix tokens first, for methods that `flattens`."""
@@ -501,14 +511,6 @@ class PositionEncoding(nn.Module):
                 f"{tuple(positions.start)}; use an encoding with a coordinate per dimension, such as 'seqpe'"
             )
         return Positions((math.prod(positions.size),), (self.host.num_prefix,))
-
-    def _checked(self, positions: Tensor) -> Tensor:
-        """Positions that a user passes, as int64; under tracing as they are."""
-        if is_traced():
-            return positions
-        checked = check_positions(positions, self.num_dims, self.capacity, self.allow_absent)
-        self.check_limit(Positions(ids=checked).limit())
-        return checked
 
     # In inference inputs are kept: those of a few image grids, or a table of positions that grows on demand.
 
@@ -533,18 +535,21 @@ class PositionEncoding(nn.Module):
 
     def _inputs_from_table(self, positions: Positions, device: Any) -> PositionInputs:
         """Reads rows of a table of the first 1-D positions; a few that are far away are computed instead."""
-        table, ids = self._table, positions.ids
-        rows = 0 if table is None else table.encoded.shape[0]
-        limit = self._limit(positions)[0] if ids is not None else positions.start[0] + positions.size[0]  # type: ignore[index]
-        if limit > rows:
-            count = limit - positions.start[0] if ids is None else ids.numel()
-            if limit > 4 * (rows + count + TABLE_GROWTH):
-                return self.compute_inputs(positions, device)
-            table = self._table = self._grown_table(table, limit, device)
-        assert table is not None
+        if positions.ids is not None:
+            positions, (stop,) = self.check(positions)
+            first, count = 0, positions.ids.numel()  # type: ignore[union-attr]
+        else:
+            (first,), (count,) = positions.start, positions.size  # type: ignore[misc]
+            stop = first + count
+        rows = 0 if self._table is None else self._table.encoded.shape[0]
+        if stop > 4 * (rows + count + TABLE_GROWTH):
+            return self.compute_inputs(positions, device)
+        if self._table is None or stop > rows:
+            self._table = self._grown_table(self._table, stop, device)
+        ids = positions.ids
         if ids is None:
-            return table.map(lambda inputs: inputs[positions.start[0] : limit])
-        return table.map(lambda inputs: F.embedding(ids[..., 0].long(), inputs))
+            return self._table.map(lambda inputs: inputs[first:stop])
+        return self._table.map(lambda inputs: F.embedding(ids[..., 0], inputs))
 
     def _grown_table(self, table: PositionInputs | None, stop: int, device: Any) -> PositionInputs:
         rows = 0 if table is None else table.encoded.shape[0]
@@ -649,19 +654,20 @@ def parameter_state(encoding: PositionEncoding, read_values: bool) -> tuple[list
     known = ("torch.nn.modules.", __name__.rpartition(".")[0], type(encoding).__module__)
     for part in encoding.modules():
         parameters = [p for p in part._parameters.values() if p is not None]
-        is_changed = any(type(p) is not nn.Parameter for p in parameters) or "forward" in part.__dict__
-        hooked = part._forward_hooks or part._forward_pre_hooks
-        if is_changed or hooked or not type(part).__module__.startswith(known):
+        is_plain = type(part).__module__.startswith(known) and {type(p) for p in parameters} <= {nn.Parameter}
+        if not is_plain or part._forward_hooks or part._forward_pre_hooks or "forward" in part.__dict__:
             return None, None
         # Parameters made in inference mode have no version.
-        state += [(id(p), p.is_inference() or p._version, p.data_ptr()) for p in parameters]
+        state += [(id(p), p.data_ptr(), 0 if p.is_inference() else p._version) for p in parameters]
         values += [p.detach().flatten()[:: p.numel() // 4096 + 1] for p in parameters]
     return state, torch.cat([part.float() for part in values]) if read_values else None
 
 
 def has_hooks(module: nn.Module) -> bool:
     """Whether something else may read what a module returns: hooks on it, on its parts, or on all modules."""
-    return bool(nn.modules.module._global_forward_hooks) or any(part._forward_hooks for part in module.modules())
+    return bool(nn.modules.module._global_forward_hooks) or any(
+        part._forward_hooks for part in module.modules()
+    )
 
 
 def is_traced() -> bool:
@@ -673,7 +679,9 @@ def is_traced() -> bool:
 
 
 # Newer versions of PyTorch log a warning in `is_fx_tracing`.
-_is_fx_tracing = getattr(torch.fx._symbolic_trace, "is_fx_symbolic_tracing", torch.fx._symbolic_trace.is_fx_tracing)
+_is_fx_tracing = getattr(
+    torch.fx._symbolic_trace, "is_fx_symbolic_tracing", torch.fx._symbolic_trace.is_fx_tracing
+)
 
 
 def without_autocast(device: torch.device) -> Any:

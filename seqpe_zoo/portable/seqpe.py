@@ -226,7 +226,9 @@ class SeqPE(PositionEncoding):
         self.width: int = dim if self.integration == "input" else self.position_heads * host.head_dim  # type: ignore[operator]
         self.interpolates = options.extrapolation == "interpolate"
         self.changes_input = self.integration == "input"
-        self.has_table = host.num_dims == 1 and not (host.num_prefix or self.interpolates or self.allow_absent)
+        self.has_table = host.num_dims == 1 and not (
+            host.num_prefix or self.interpolates or self.allow_absent
+        )
         self.encoder = PositionEncoder(self.width, self.num_dims, options)
         # Class and register tokens have no place in the grid; each learns a vector of its own, as in the
         # release.
@@ -272,7 +274,7 @@ class SeqPE(PositionEncoding):
     # What hosts call.
 
     def encode(self, positions: Tensor, limit: list[int] | None = None) -> Tensor:
-        if self.frozen_table is not None:
+        if self.frozen_table is not None and is_traced():
             return self._read_frozen(positions)
         if self.interpolates:
             return self._encode_stretched(positions, limit)
@@ -332,11 +334,11 @@ class SeqPE(PositionEncoding):
     # Export: a table in place of the encoder.
 
     def freeze_to_table(self, max_position: int | None = None) -> "SeqPE":
-        """Replaces the encoder by a table, for export.
+        """Replaces the encoder by a table in graphs of torch.compile, torch.export and ONNX.
 
-        The table holds the positions below `max_position` in each dimension. The weights stay, and
-        `unfreeze` brings the encoder back; so do `train()` and loading weights. A position outside of the
-        table is an index error.
+        The table holds the positions below `max_position` in each dimension; one outside of it is an index
+        error of the graph. The weights stay, and `unfreeze` brings the encoder back; so do `train()` and loading
+        weights. Make the graph anew when weights change.
         """
         side = max_position or self.options.max_position
         self.check_limit([side])
@@ -401,10 +403,11 @@ class SeqPE(PositionEncoding):
         different rows alone, before these are laid out over the batch. Positions that do not begin at zero
         are taken as they are.
         """
-        window, ids = self._limit(positions), positions.tensor(device)
-        assert window is not None
+        positions, window = self.check(positions)
+        ids = positions.tensor(device)
         if self.interpolates:
-            return self.compute_inputs(positions, device)
+            inputs = self.compute_inputs(positions, device)
+            return inputs._replace(losses=self.position_losses() if objectives else None)
         ids, rows = self._shift(ids, window, 0 if any(positions.start) else batch_size)
         step = self._draw_objectives(window, ids.device, objectives)
         vectors = self.encoder(torch.cat([ids.reshape(-1, self.num_dims), step.flat]))
@@ -438,7 +441,12 @@ class SeqPE(PositionEncoding):
             return ids, None
         generator = optional_generator(self.generator, torch.device("cpu"))
         starts, rows = sample_shifts(
-            window, self.options.max_position, batch_size, options.shift_probability, options.shift_scope, generator
+            window,
+            self.options.max_position,
+            batch_size,
+            options.shift_probability,
+            options.shift_scope,
+            generator,
         )
         starts, rows = starts.to(ids.device), rows.to(ids.device)
         if ids.ndim == 3:
