@@ -1,11 +1,11 @@
 """The position encoder of the paper (section 3.2): positions in, vectors out.
 
 Digit, digit-place and dimension embeddings are summed, [CLS] is appended last, a small pre-norm transformer
-reads the sequence, and the state of [CLS] is normalised and projected. Equal positions are encoded once. Under
-causal attention the state of a digit depends on the digits before it alone, so positions that share leading
-digits share those states: 0..19999 with five digits are 120,000 tokens but 22,222 different prefixes. In the
-first layer inputs come from a vocabulary of n * k * b vectors, so its scores are a table. What is done with the
-vectors is the business of `seqpe.py`.
+reads the sequence, and the state of [CLS] is normalised and projected. Equal positions are encoded once.
+Under causal attention the state of a digit depends on the digits before it alone, so positions that share
+leading digits share those states: 0..19999 with five digits are 120,000 tokens but 22,222 different prefixes.
+In the first layer inputs come from a vocabulary of n * k * b vectors, so its scores are a table. What is done
+with the vectors is the business of `seqpe.py`.
 """
 
 from typing import Any, NamedTuple
@@ -116,9 +116,10 @@ class TransformerLayer(nn.Module):
 class SequenceTransformer(nn.Module):
     """Maps digit sequences to the final state of [CLS].
 
-    Two ways to the same numbers. `forward` runs every full sequence: it has static shapes and serves compilation,
-    export and bidirectional attention. `forward_shared` runs each different prefix once. Residual dropout is drawn
-    once for each row that is computed, so in `forward_shared` positions below a prefix share its draw.
+    Two ways to the same numbers. `forward` runs every full sequence: it has static shapes and serves
+    compilation, export and bidirectional attention. `forward_shared` runs each different prefix once.
+    Residual dropout is drawn once for each row that is computed, so in `forward_shared` positions below a
+    prefix share its draw.
 
     Args:
         options: `SeqPEOptions` without open defaults.

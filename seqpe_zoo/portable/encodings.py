@@ -1,8 +1,9 @@
 """The encodings that SeqPE is compared with, and all encodings by name.
 
 Angles and other position arithmetic is float32, because bfloat16 cannot tell 257 from 258. The 1-D methods
-number the cells of an image through in row-major order with prefix tokens first, as the authors' release does.
-A new encoding is one class and a line in `POSITION_ENCODINGS`, or `register_position_encoding` from outside.
+number the cells of an image through in row-major order with prefix tokens first, as the authors' release
+does. A new encoding is one class and a line in `POSITION_ENCODINGS`, or `register_position_encoding` from
+outside.
 """
 
 import math
@@ -171,7 +172,7 @@ class RotaryAxial2D(PositionEncoding):
 
     name = "rope2d_axial"
     supported_dims = frozenset({2})
-    Options: type[Any] = AxialOptions
+    Options = AxialOptions
 
     def __init__(self, dim: int, **kwargs: Any) -> None:
         super().__init__(dim, **kwargs)
@@ -269,8 +270,8 @@ class ALiBiOptions(Options):
 class ALiBi(PositionEncoding):
     """Lowers attention scores in proportion to distance (Press et al. 2021), for causal attention.
 
-    A score loses slope * distance, which has rank 2. Positions enter as 256 * high + low: both parts are exact
-    in bfloat16 up to position 65,535, where the position itself would not be.
+    A score loses slope * distance, which has rank 2. Positions enter as 256 * high + low: both parts are
+    exact in bfloat16 up to position 65,535, where the position itself would not be.
     """
 
     name = "alibi"
@@ -322,8 +323,8 @@ def check_pairs(encoding: PositionEncoding, multiple: int) -> None:
     """Raises ValueError when the width of a head cannot be divided into the pairs of a rotation."""
     if encoding.host.head_dim % multiple:
         raise ValueError(
-            f"{encoding.name} rotates pairs: the head width {encoding.host.head_dim} (dim / num_heads) must be "
-            f"a multiple of {multiple}; choose another number of heads"
+            f"{encoding.name} rotates pairs: the head width {encoding.host.head_dim} (dim / num_heads) must "
+            f"be a multiple of {multiple}; choose another number of heads"
         )
 
 

@@ -167,7 +167,7 @@ def sample_distinct(high: int, rows: int, count: int, generator: torch.Generator
 
 
 def squared_distance(pivots: Tensor, candidates: Tensor) -> Tensor:
-    """The paper's Euclidean distance of candidates (B, m, n) to pivots (B, n); squared, so that ties are exact."""
+    """Squared Euclidean distance of candidates (B, m, n) to pivots (B, n); squares keep ties exact."""
     return (pivots.unsqueeze(1) - candidates).square().sum(-1)
 
 
@@ -360,8 +360,8 @@ def _sample_outside_starts(
     ]
     if not movable or min(most) < 0:
         raise ValueError(
-            f"a context of {tuple(window)} leaves no room for shifted copies below max_position={max_position}; "
-            "raise max_position (and num_digits where needed), or set ood_weight=0"
+            f"a context of {tuple(window)} leaves no room for shifted copies below "
+            f"max_position={max_position}; raise it (and num_digits where needed), or set ood_weight=0"
         )
     columns = [torch.randint(high + 1, (count,), generator=generator, device=device) for high in most]
     outside = torch.stack([column >= max(1, low) for column, low in zip(columns, least)]).any(0)

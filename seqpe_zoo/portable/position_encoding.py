@@ -1,8 +1,9 @@
 """The contract of a position encoding, and what attention does with it.
 
 Letters used for tensor shapes in this package:
-    B batch, L tokens, S keys, n dimensions of a position, C width of the transformer, H its heads, D the width
-    of a head, P prefix tokens, W width of what is encoded for a token, T width of what one layer needs of it.
+    B batch, L tokens, S keys, n dimensions of a position, C width of the transformer, H its heads, D the
+    width of a head, P prefix tokens, W width of what is encoded for a token, T width of what one layer needs
+    of it.
 
 A host asks once a forward pass, `encoding(Positions(...))`, and gets what to add to the input and a tensor of
 position inputs for each layer. In attention it applies the encoding's `AttentionOperation`, which may change
@@ -23,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .positions import Positions, check_positions, ravel_positions
+from .positions import Positions, check_positions
 
 PORTABLE_VERSION = "2"
 """Version of the code that travels with published checkpoints. A change in this folder changes published
@@ -33,7 +34,7 @@ MAX_GRIDS = 8
 """Image grids whose position inputs are kept in inference; a service sees few resolutions."""
 
 TABLE_GROWTH = 128
-"""Rows computed ahead, beside half of all, when the table of a text grows: decoding asks for one at a time."""
+"""Rows computed ahead when the table of a text grows: decoding asks for one more position at a time."""
 
 KIND_BYTES = 256
 """Room for `PositionEncoding.kind`."""
@@ -140,22 +141,25 @@ class HostSpec:
 
     dim: int
     num_heads: int | None = None
-    num_kv_heads: int | None = None
-    head_dim: int | None = None
+    num_kv_heads: int = None  # type: ignore[assignment]
+    head_dim: int = None  # type: ignore[assignment]
     num_layers: int = 1
     num_dims: int = 1
     train_shape: tuple[int, ...] | None = None
     num_prefix: int = 0
     causal: bool = False
-    scaling: float | None = None
+    scaling: float = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            if one.name != "train_shape":
-                lowest = {"num_prefix": 0, "scaling": None, "causal": None}.get(one.name, 1)
-                check_value(one.name, getattr(self, one.name), one.type, lowest)
+        for name in ("dim", "num_layers", "num_dims"):
+            check_value(name, getattr(self, name), int, least=1)
+        for name in ("num_heads", "num_kv_heads", "head_dim"):
+            check_value(name, getattr(self, name), int | None, least=1)
+        check_value("num_prefix", self.num_prefix, int, least=0)
+        check_value("causal", self.causal, bool)
+        check_value("scaling", self.scaling, float | None, least=1e-9)
         heads, shape = self.num_heads, self.train_shape
-        if heads is not None and self.head_dim is None and self.dim % heads:
+        if heads is not None and not self.head_dim and self.dim % heads:
             raise ValueError(
                 f"dim={self.dim} is not divisible by num_heads={heads}; choose heads that divide it"
             )
@@ -169,7 +173,7 @@ class HostSpec:
             object.__setattr__(self, "train_shape", tuple(shape))
         object.__setattr__(self, "head_dim", self.head_dim or self.dim // (heads or 1))
         object.__setattr__(self, "num_kv_heads", self.num_kv_heads or heads or 1)
-        object.__setattr__(self, "scaling", self.scaling or self.head_dim**-0.5)  # type: ignore[operator]
+        object.__setattr__(self, "scaling", self.scaling or self.head_dim**-0.5)
 
 
 class PositionLosses(NamedTuple):
@@ -201,9 +205,9 @@ class PositionInputs(NamedTuple):
 class AttentionOperation:
     """What attention does with the position inputs of its layer; this one does nothing.
 
-    Queries and keys are (B, H, L, D), inputs (L, T) or (B, L, T). With grouped-query attention keys have fewer
-    heads than queries; vectors are made for the heads of keys, and `groups` queries share each. `inplace`
-    allows an operation to overwrite queries or keys, where nothing else reads them.
+    Queries and keys are (B, H, L, D), inputs (L, T) or (B, L, T). With grouped-query attention keys have
+    fewer heads than queries; vectors are made for the heads of keys, and `groups` queries share each.
+    `inplace` allows an operation to overwrite queries or keys, where nothing else reads them.
     """
 
     has_scores = False
@@ -221,7 +225,7 @@ class AttentionOperation:
         return k
 
     def score_factors(self, query_inputs: Tensor, key_inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns f_q (..., H, L, R) and f_k (..., H or 1, S, R), whose product is added to q k^T before scaling.
+        """Returns f_q (..., H, L, R) and f_k (..., H or 1, S, R); their product is added to q k^T unscaled.
 
         H is the number of key heads. A low rank R keeps the L x S matrix out of memory:
         (q ++ f_q) (k ++ f_k)^T = q k^T + f_q f_k^T.
@@ -230,7 +234,8 @@ class AttentionOperation:
 
     def split(self, inputs: Tensor, part: int, groups: int = 1) -> Tensor:
         """The part of queries (0) or keys (1) in inputs (..., L, 2 * H * D), as (..., H, L, D)."""
-        # One unbind, whose gradient is one stack; two selects would each fill a tensor with zeros in backward.
+        # One unbind, whose gradient is one stack; two selects would each fill a tensor with zeros in
+        # backward.
         by_head = inputs.unflatten(-1, (2, self.num_heads, -1)).unbind(-3)[part].transpose(-3, -2)
         return by_head if groups == 1 else share_heads(by_head, groups)
 
@@ -355,6 +360,12 @@ class PositionEncoding(nn.Module):
     """Whether a coordinate may be -1, "not there"."""
     has_table: bool = False
     """Whether inputs of 1-D positions do not depend on the size of the context, and are worth a table."""
+    kind: Tensor
+    """What the weights are for, as bytes; saved with them, see `kind_name`."""
+    _grids: dict[Any, PositionInputs]
+    _table: PositionInputs | None
+    _state: Any
+    _values: Any
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -369,7 +380,7 @@ class PositionEncoding(nn.Module):
             raise ValueError(f"position encoding {self.name!r} {unsuitable}")
         self.options = parse_options(self.name, self.Options, kwargs).resolve(self.host)
         self.dim, self.train_shape = dim, self.host.train_shape
-        self.groups = (self.host.num_heads or 1) // self.host.num_kv_heads  # type: ignore[operator]
+        self.groups = (self.host.num_heads or 1) // self.host.num_kv_heads
         """Queries that share a key head."""
         self.num_dims = 1 if self.flattens else self.host.num_dims
         """Coordinates of the positions that `encode` takes: 1 for a method that numbers a grid through."""
@@ -381,7 +392,8 @@ class PositionEncoding(nn.Module):
         """Says why the method does not suit such data or attention; nothing when it does."""
         if cls.supported_dims and num_dims not in cls.supported_dims and not cls.flattens:
             example = {1: " such as text", 2: " such as images"}.get(num_dims, "")
-            return f"handles {sorted(cls.supported_dims)}-dimensional data, not {num_dims}-dimensional data{example}"
+            handled = sorted(cls.supported_dims)
+            return f"handles {handled}-dimensional data, not {num_dims}-dimensional data{example}"
         if cls.needs_causal and not causal:
             return "needs causal attention, as in a language model; this model attends in both directions"
         return ""
@@ -453,7 +465,7 @@ class PositionEncoding(nn.Module):
 
         Args:
             positions: those of the tokens, without prefix tokens. A plain tensor (..., n) is only encoded.
-            batch_size: examples, which may be shifted one by one in training; 0 where a cached text continues.
+            batch_size: examples, which training may shift one by one; 0 where a cached text continues.
             device: where the positions of a grid are made.
             objectives: whether a training step computes the position objectives too.
 
@@ -491,7 +503,7 @@ class PositionEncoding(nn.Module):
             self.kind = self._kind_as_bytes().to(self.kind.device)
 
     def check(self, positions: Positions) -> tuple[Positions, list[int]]:
-        """Checks positions; tells what coordinates are below, in a graph of unknown ones the training context."""
+        """Checks positions and tells what coordinates are below; a graph takes the training context."""
         if is_traced() and positions.ids is not None:
             return positions, list(self.train_shape or [0] * self.num_dims)
         if positions.ids is not None and positions.bound is None:
@@ -565,10 +577,7 @@ class PositionEncoding(nn.Module):
 
     def clear_cache(self) -> None:
         """Drops everything that was computed for inference."""
-        self._grids: dict[Any, PositionInputs] = {}
-        self._table: PositionInputs | None = None
-        self._state: Any = None
-        self._values: Any = None
+        self._grids, self._table, self._state, self._values = {}, None, None, None
 
     def train(self, mode: bool = True) -> "PositionEncoding":
         self.clear_cache()
@@ -609,7 +618,7 @@ class PositionEncoding(nn.Module):
             self.check_kind(state_dict.setdefault(f"{prefix}kind", self._kind_as_bytes()))
         except ValueError as error:
             args[-1].append(str(error))
-        super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[no-untyped-call]
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def extra_repr(self) -> str:
         shown = [f"dim={self.dim}", f"num_dims={self.host.num_dims}"]
@@ -622,7 +631,7 @@ class PositionEncoding(nn.Module):
 
 def _signature(options_class: type[Any]) -> inspect.Signature:
     """The signature of an encoding's constructor, for `help` and completion: its host, then its options."""
-    return inspect.Signature(
+    parameters = [
         inspect.Parameter(
             one.name,
             inspect.Parameter.POSITIONAL_OR_KEYWORD if one.name == "dim" else inspect.Parameter.KEYWORD_ONLY,
@@ -630,7 +639,8 @@ def _signature(options_class: type[Any]) -> inspect.Signature:
             annotation=one.type,
         )
         for one in (*fields(HostSpec), *fields(options_class))
-    )
+    ]
+    return inspect.Signature(parameters)
 
 
 def prepend_rows(rows: Tensor, encoded: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
 """Positions: where tokens are, and how a position is written as digits (paper, section 3.2).
 
-A position has n integer coordinates. `Positions` describes those of a forward pass: a grid whose size is known
-without looking at a tensor (a range of text is a grid of one dimension), or a tensor. Positions are checked
-where they are made, so that the forward pass need not wait for a device. Digits are plain tensor arithmetic
-that can be traced, compiled and exported.
+A position has n integer coordinates. `Positions` describes those of a forward pass: a grid whose size is
+known without looking at a tensor (a range of text is a grid of one dimension), or a tensor. Positions are
+checked where they are made, so that the forward pass need not wait for a device. Digits are plain tensor
+arithmetic that can be traced, compiled and exported.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ ABSENT = -1
 
 
 class Positions(NamedTuple):
-    """The positions of a forward pass: a grid `size` cells large whose first is `start`, or a tensor `ids`."""
+    """The positions of a forward pass: a grid of `size` cells whose first is `start`, or a tensor `ids`."""
 
     size: tuple[int, ...] | None = None
     start: tuple[int, ...] = ()
@@ -32,7 +32,7 @@ class Positions(NamedTuple):
         return grid_positions(self.size, self.start, device) if self.ids is None else self.ids  # type: ignore[arg-type]
 
     def limit(self) -> list[int]:
-        """Returns what all coordinates are below, by dimension; reads the values of a tensor without `bound`."""
+        """Returns what coordinates are below, by dimension; reads the values of a tensor without `bound`."""
         if self.ids is None:
             return [cells + first for cells, first in zip(self.size, self.start)]  # type: ignore[arg-type]
         if self.bound is not None or self.ids.numel() == 0 or self.ids.is_meta:
@@ -145,8 +145,8 @@ def check_positions(
 def positions_to_digits(positions: Tensor, base: int, num_digits: int) -> Tensor:
     """Writes each coordinate with `num_digits` digits, most significant first.
 
-    A position becomes n * k digits: each coordinate in base b, left-padded with zeros to k digits, coordinates
-    one after the other, so (2, 3) with k = 2 is 0 2 0 3.
+    A position becomes n * k digits: each coordinate in base b, left-padded with zeros to k digits,
+    coordinates one after the other, so (2, 3) with k = 2 is 0 2 0 3.
 
     Args:
         positions: integers (..., n), each in [0, base ** num_digits).

@@ -52,7 +52,8 @@ class SeqPEOptions(Options):
     """Options of `seqpe`. Letters of the paper in brackets.
 
     Attributes:
-        num_digits: [k] digits per coordinate; by default 5 in one dimension and 2 in more, or as many as write
+        num_digits: [k] digits per coordinate; by default 5 in one dimension and 2 in more, or as many as
+        write
             twice the training context.
         base: [b] base of the number system.
         encoder_dim: [d] width of the encoder; by default that of the host, at most 768.
@@ -151,7 +152,7 @@ class SeqPEOptions(Options):
     def check(self, host: HostSpec) -> None:
         """Raises ValueError where options contradict each other or the host."""
         capacity, largest = self.base**self.num_digits, self.max_position  # type: ignore[operator]
-        width = host.dim if self.integration == "input" else host.num_kv_heads * host.head_dim  # type: ignore[operator]
+        width = host.dim if self.integration == "input" else host.num_kv_heads * host.head_dim
         if capacity > 2**60:
             raise ValueError(
                 f"num_digits={self.num_digits} digits of base {self.base} write numbers above 2**60; "
@@ -161,7 +162,7 @@ class SeqPEOptions(Options):
             raise ValueError(
                 f"integration={self.integration!r} works in attention: give num_heads of the host"
             )
-        if largest > capacity:  # type: ignore[operator]
+        if largest > capacity:
             raise ValueError(
                 f"max_position={largest} does not fit into num_digits={self.num_digits} digits of base "
                 f"{self.base}, which write positions up to {capacity - 1}; lower it or use more digits"
@@ -176,7 +177,7 @@ class SeqPEOptions(Options):
                 f"encoder_dim={self.encoder_dim} is not divisible by encoder_heads={self.encoder_heads}; "
                 "set encoder_heads"
             )
-        width = width if self.multi_head or self.integration == "input" else host.head_dim  # type: ignore[assignment]
+        width = width if self.multi_head or self.integration == "input" else host.head_dim
         if self.ood_weight > 0 and width % self.ood_heads:  # type: ignore[operator]
             raise ValueError(
                 f"vectors of width {width} do not split into ood_heads={self.ood_heads}; "
@@ -204,8 +205,8 @@ class SeqPE(PositionEncoding):
     >>> pe(torch.tensor([[2, 3], [13, 0]])).shape
     torch.Size([2, 384])
 
-    Inside a host it is a `PositionEncoding` like any other. Arguments of the host as in `HostSpec`; options as
-    in `SeqPEOptions`.
+    Inside a host it is a `PositionEncoding` like any other. Arguments of the host as in `HostSpec`; options
+    as in `SeqPEOptions`.
 
     Attributes:
         generator: source of randomness of the training positions; by default seeded from PyTorch's global
@@ -222,8 +223,8 @@ class SeqPE(PositionEncoding):
         self.capacity: int = options.base**options.num_digits
         self.allow_absent = options.allow_absent
         self.integration: str = options.integration
-        self.position_heads: int = host.num_kv_heads if options.multi_head else 1  # type: ignore[assignment]
-        self.width: int = dim if self.integration == "input" else self.position_heads * host.head_dim  # type: ignore[operator]
+        self.position_heads: int = host.num_kv_heads if options.multi_head else 1
+        self.width: int = dim if self.integration == "input" else self.position_heads * host.head_dim
         self.interpolates = options.extrapolation == "interpolate"
         self.changes_input = self.integration == "input"
         self.has_table = host.num_dims == 1 and not (
@@ -254,7 +255,7 @@ class SeqPE(PositionEncoding):
 
     @torch.no_grad()
     def start_neutral(self) -> None:
-        """Makes the vectors change nothing at first, for a trained model that gets SeqPE beside its positions.
+        """Makes the vectors change nothing at first, for a trained model that keeps its own positions.
 
         All parameters still learn: factors of "mul" are 1, terms of "sum" 0, and of the product of "bias" one
         half is 0. With both halves at zero no gradient would reach either.
@@ -314,9 +315,9 @@ class SeqPE(PositionEncoding):
         while base**needed <= largest:
             needed += 1
         raise ValueError(
-            f"position {largest} needs more than num_digits={self.options.num_digits} digits in base {base}; the "
-            f"largest allowed position is {self.capacity - 1}. Use num_digits={needed} (a model trained with "
-            "fewer digits has no embeddings for more of them), or keep sequences and images below that size."
+            f"position {largest} needs more than num_digits={self.options.num_digits} digits in base {base}; "
+            f"the largest allowed position is {self.capacity - 1}. Use num_digits={needed} (a model trained "
+            "with fewer digits has no embeddings for more of them), or keep texts and images below that size."
         )
 
     def _encode_stretched(self, positions: Tensor, limit: list[int] | None) -> Tensor:
@@ -337,8 +338,8 @@ class SeqPE(PositionEncoding):
         """Replaces the encoder by a table in graphs of torch.compile, torch.export and ONNX.
 
         The table holds the positions below `max_position` in each dimension; one outside of it is an index
-        error of the graph. The weights stay, and `unfreeze` brings the encoder back; so do `train()` and loading
-        weights. Make the graph anew when weights change.
+        error of the graph. The weights stay, and `unfreeze` brings the encoder back; so do `train()` and
+        loading weights. Make the graph anew when weights change.
         """
         side = max_position or self.options.max_position
         self.check_limit([side])
