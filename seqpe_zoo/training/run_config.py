@@ -145,17 +145,21 @@ class TrainingConfig:
 
 @dataclass(frozen=True)
 class TextModelConfig:
-    """GPT-2 with a position encoding, from scratch.
+    """A language model with a position encoding, from scratch.
 
     Attributes:
-        position_encoding: a name of the registry.
+        model_type: of transformers, as "gpt2", "llama" or "qwen3".
+        position_encoding: a name of the registry, or "native" for the model's own.
         position_encoding_args: its options.
+        keep_native: keep the model's own positions, and add the encoding to them.
         tokenizer: "bytes", a Hub id as "gpt2", or a folder.
-        architecture: fields of `SeqPEGPT2Config` that differ from its defaults, as n_layer and n_embd.
+        architecture: fields of the model's configuration that differ from its defaults, as n_layer, n_embd.
     """
 
+    model_type: str = "gpt2"
     position_encoding: str = "seqpe"
     position_encoding_args: dict[str, Any] = field(default_factory=dict)
+    keep_native: bool = False
     tokenizer: str = "gpt2"
     architecture: dict[str, Any] = field(default_factory=dict)
 
