@@ -110,6 +110,7 @@ def _run_comparison(options: argparse.Namespace) -> int:
     from .comparison import load_comparison, plan_runs, prepare_places, run_name
     from .comparison_report import write_comparison
     from .launch import builder_of
+    from .remeasure import measure_scaled
     from .run_config import RUNS
     from .side_by_side import train_side_by_side
     from .strict_config import ConfigError, build_config
@@ -128,18 +129,29 @@ def _run_comparison(options: argparse.Namespace) -> int:
         )
     places = prepare_places(comparison, options.data_dir, options.start, options.output)
     runs = plan_runs(comparison, labels, seeds, places, options.output)
-    for run in runs[: len(labels)]:  # a mistake in the last contestant must not cost hours
+    first = [run for run in runs if run.recipe["training"]["seed"] == seeds[0]]
+    for run in first:  # a mistake in the last contestant must not cost hours
         builder_of(run.recipe["task"])(build_config(RUNS[run.recipe["task"]], run.recipe))
     report = Report(typed_command(), seeds[0])
     console = Console(highlight=False)
     results = train_side_by_side(runs, options.processes, report.command, console, options.resume)
-    by_label = {label: [results[run_name(label, seed)] for seed in seeds] for label in labels}
+    trained = [label for label in labels if comparison.contestant(label).weights_of is None]
+    by_label = {label: [results[run_name(label, seed)] for seed in seeds] for label in trained}
     measurements = [
         m
         for label, contents in by_label.items()
         for content in contents
         for m in read_measurements(content, label)
     ]
+    recipes = {run.name: run.recipe for run in runs}
+    for label in labels:
+        contestant = comparison.contestant(label)
+        for seed in seeds if contestant.weights_of is not None else ():
+            source = run_name(contestant.weights_of, seed)
+            measurements += measure_scaled(
+                options.output / source, recipes[source], contestant.scaling, label
+            )
+    measurements.sort(key=lambda m: labels.index(m.model))
     write_comparison(comparison, by_label, measurements, report, options.output, console)
     return 0
 

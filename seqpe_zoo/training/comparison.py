@@ -30,6 +30,9 @@ class Contestant:
     Attributes:
         encoding: a name of the registry; fine-tuned contestants have that of their checkpoint.
         options: of the encoding.
+        keep_native: add it to the positions that the model has by itself.
+        weights_of: label of another contestant whose models are measured again, nothing is trained.
+        scaling: how those read longer contexts, as of `evaluation.context_scaling`.
         start: label of the contestant of an earlier comparison whose model is fine-tuned.
         training: fields of the recipe's training section in which it differs, as position_learning_rate.
         paper: its row of the paper's table.
@@ -37,9 +40,19 @@ class Contestant:
 
     encoding: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
+    keep_native: bool = False
+    weights_of: str | None = None
+    scaling: str | None = None
     start: str | None = None
     training: dict[str, Any] = field(default_factory=dict)
     paper: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.weights_of is None) != (self.scaling is None):
+            raise ConfigError(
+                f"weights_of={self.weights_of!r} and scaling={self.scaling!r} belong together: whose models "
+                "are measured again, and how their positions are scaled"
+            )
 
 
 @dataclass(frozen=True)
@@ -127,7 +140,8 @@ def prepare_places(
     if comparison.data == "texts":
         folder = split_texts(data, output / "data" / data.name)  # results name the text by its folder
         tokenizer = output / "data" / "tokenizer"
-        if not tokenizer.is_dir():
+        wanted = comparison.recipe.get("model", {}).get("tokenizer")
+        if wanted == "{tokenizer}" and not tokenizer.is_dir():
             lines = read_text_files(find_text_files(folder, "train"))
             train_tokenizer(lines, comparison.vocabulary).save_pretrained(tokenizer)
         return {**places, "data": str(folder), "tokenizer": str(tokenizer)}
@@ -150,9 +164,15 @@ def plan_runs(
         ConfigError: a word in braces stands for nothing, or a contestant is unknown.
     """
     runs = []
+    for label in labels:
+        source = comparison.contestant(label).weights_of
+        if source is not None and source not in labels:
+            raise ConfigError(f"{label!r} measures the models of {source!r}: name that contestant too")
     for seed in seeds:
         for label in labels:
             contestant = comparison.contestant(label)
+            if contestant.weights_of is not None:
+                continue
             known = dict(places)
             if contestant.start is not None and "start" in known:
                 known["start"] = str(Path(known["start"]) / run_name(contestant.start, seed))
@@ -160,6 +180,8 @@ def plan_runs(
             if contestant.encoding is not None:
                 recipe["model"]["position_encoding"] = contestant.encoding
                 recipe["model"]["position_encoding_args"] = dict(contestant.options)
+            if contestant.keep_native:
+                recipe["model"]["keep_native"] = True
             name = run_name(label, seed)
             recipe["training"] |= {**contestant.training, "output": str(output / name), "seed": seed}
             runs.append(PlannedRun(name, f"{label}, seed {seed}", recipe))
