@@ -72,10 +72,10 @@ class SeqPEOptions(Options):
             and "per_layer" in more, as in the paper's runs.
         multi_head: vectors for each head; else one, shared by all.
         bias_scale: factor of the position scores of "bias".
-        init: "fan_in" draws weights of 1 / sqrt(fan in), and the factors of "mul" start around 1; "fitted" then
-            fits the encoder to sines and cosines of its positions, which takes seconds to minutes whenever the
-            encoder is initialised; "release" draws all weights with 0.02, as the authors do: scores and factors
-            start near zero.
+        init: "fan_in" draws weights of 1 / sqrt(fan in), and the factors of "mul" start around 1; "fitted"
+            then fits the encoder to sines and cosines of its positions, which takes seconds to minutes when a
+            model is built; "release" draws all weights with 0.02, as the authors do: scores and factors start
+            near zero.
         init_scale: factor of the weights of W_PE, except under "release".
         fit_steps: steps of "fitted".
         extrapolation: "extend" encodes unseen positions; "interpolate" stretches the vectors of the training
@@ -289,7 +289,7 @@ class SeqPE(PositionEncoding):
             nn.init.constant_(layer.bias, 1.0 if starts_at_one else 0.0)
 
     def _fit_encoder(self) -> None:
-        """Fits a fresh encoder, once: hosts initialise repeatedly, and transformers also after loading weights."""
+        """Fits a fresh encoder, once: hosts initialise repeatedly, transformers also after loading."""
         first = self.encoder.cls_embedding
         if self.is_fitted or first.is_meta or getattr(first, "_is_hf_initialized", False):
             return
