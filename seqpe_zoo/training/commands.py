@@ -46,9 +46,9 @@ def add_subcommands(subparsers: Any) -> None:
         type=Path,
         required=True,
         help="YAML recipe of train_gpt2 or train_vit, or a comparison with its own contestants, by path or "
-        "name: mini_lm, mini_image, mini_photos, mini_qa, mini_ablation",
+        "name: mini_lm, mini_llama, mini_image, mini_photos, mini_ablation",
     )
-    compare.add_argument("--data-dir", type=Path, help="comparisons: texts, questions or images")
+    compare.add_argument("--data-dir", type=Path, help="comparisons: texts or images")
     compare.add_argument("--start", type=Path, help="comparisons that fine-tune: output of the earlier one")
     compare.add_argument("--seeds", type=int, nargs="+", help="comparisons: other seeds than the file's")
     compare.add_argument("--processes", type=int, default=2, help="comparisons: runs side by side (2)")

@@ -1,4 +1,4 @@
-"""Contestants that are not trained: the weights of another one, reading longer contexts with scaled positions."""
+"""Contestants that are not trained: models of another one that read longer contexts with scaled positions."""
 
 from __future__ import annotations
 

@@ -204,11 +204,17 @@ class PretrainedConfig:
         checkpoint: folder, Hub id or, for images, a name of timm.
         trust_remote_code: run code that comes with the weights.
         position_encoding: refuse a checkpoint of another encoding; by default any.
+        new_encoding: give the model this encoding before training (`seqpe_zoo.set_position_encoding`).
+        new_encoding_args: its options; `keep_native: true` adds it to the model's own positions.
+        rope_parameters: of transformers, for a model with its own rotation, as {rope_theta: 5.0e5}.
     """
 
     checkpoint: str
     trust_remote_code: bool = False
     position_encoding: str | None = None
+    new_encoding: str | None = None
+    new_encoding_args: dict[str, Any] = field(default_factory=dict)
+    rope_parameters: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -138,6 +138,8 @@ def finetune_gpt2_job(run: FinetuneGPT2Run) -> Job:
         raise DataError(
             f"{run.model.checkpoint} has no tokenizer; only the embedded bytes can be read without"
         )
+    _seed(run.training.seed)
+    change_positions(loaded.model, run.model, run.data.length)
     return _text_job(run, loaded.model, loaded.tokenizer)
 
 
@@ -196,6 +198,26 @@ def open_checkpoint(section: PretrainedConfig) -> LanguageModel:
     loaded = load_language_model(section.checkpoint, trust_remote_code=section.trust_remote_code)
     check_encoding(loaded.model, section)
     return loaded
+
+
+def change_positions(model: Any, section: PretrainedConfig, length: int) -> None:
+    """Gives a loaded language model the positions that a recipe wants it to be tuned with.
+
+    Raises:
+        ConfigError: the model cannot have them.
+    """
+    from ..hosts import set_position_encoding
+
+    try:
+        if section.rope_parameters:
+            rotary = model.base_model.rotary_emb
+            model.config.rope_parameters = {**model.config.rope_parameters, **section.rope_parameters}
+            model.base_model.rotary_emb = type(rotary)(model.config)
+        if section.new_encoding is not None:
+            options = {"train_length": length, **section.new_encoding_args}
+            set_position_encoding(model, section.new_encoding, **options)
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        raise ConfigError(f"model: {error}") from error
 
 
 def check_encoding(model: nn.Module, section: PretrainedConfig) -> None:
