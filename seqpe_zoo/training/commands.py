@@ -61,11 +61,48 @@ def add_subcommands(subparsers: Any) -> None:
     compare.add_argument("--no-plot", action="store_true")
     compare.set_defaults(handler=_compare)
 
+    fit = subparsers.add_parser(
+        "fit-positions",
+        help="fit a SeqPE encoder to sines and cosines of its positions, for models to start from",
+        description="Needs no data. Writes safetensors, which load_position_encoder of "
+        "seqpe_zoo.training.fit_positions puts into a model before training.",
+    )
+    fit.add_argument("output", type=Path, metavar="OUT.safetensors")
+    fit.add_argument("--dim", type=int, required=True, help="width of the models that will use it")
+    fit.add_argument("--num-dims", type=int, default=1, help="1 for text (default), 2 for images")
+    fit.add_argument("--steps", type=int, default=1000, help="of the fit (1000)")
+    fit.add_argument("--seed", type=int, default=0)
+    fit.add_argument(
+        "--option", nargs="*", default=[], metavar="NAME=VALUE", help="of SeqPE, as num_digits=2"
+    )
+    fit.set_defaults(handler=_fit_positions)
+
 
 def _train(options: argparse.Namespace) -> int:
     from .launch import start
 
     return start(options)
+
+
+def _fit_positions(options: argparse.Namespace) -> int:
+    import logging
+
+    from .compare import split_contestant
+    from .fit_positions import fit_positions
+    from .launch import say
+    from .strict_config import ConfigError
+
+    logging.basicConfig(format="%(message)s", level=logging.INFO)
+    try:
+        chosen = split_contestant(f"seqpe:{','.join(options.option)}")[2]
+        error = fit_positions(
+            options.output, options.dim, options.num_dims, options.steps, options.seed, **chosen
+        )
+    except (ConfigError, ValueError, TypeError) as problem:
+        say(f"error: {problem}")
+        return EXIT_WRONG_INPUT
+    say(f"wrote {options.output}, mean squared error {error:.5f}")
+    return 0
 
 
 def _demo(options: argparse.Namespace) -> int:
