@@ -17,9 +17,9 @@ def add_subcommands(subparsers: Any) -> None:
     demo = subparsers.add_parser(
         "demo",
         help="train, extrapolate and plot for real, in about five minutes",
-        description="Trains tiny language models on the source of Python's standard library and tiny vision "
-        "transformers on scikit-learn's digits, measures them beyond their training length and resolution, "
-        "and writes a report with tables, curves and heatmaps.",
+        description="Trains tiny Llamas on the source of Python's standard library and tiny vision "
+        "transformers on letters in matplotlib's fonts, measures them beyond their training length and "
+        "resolution, and writes a report with tables, curves and heatmaps.",
     )
     demo.add_argument("--output", type=Path, default=Path("demo_report"), help="folder of the report")
     demo.add_argument("--processes", type=int, default=2, help="models trained side by side (2)")
