@@ -1,8 +1,7 @@
-"""Splits data that comes without splits: a folder of books, a file of questions."""
+"""Splits data that comes without splits: a folder of books."""
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -10,7 +9,6 @@ from .errors import DataError
 from .text_blocks import SPLITS, find_text_files
 
 FEWEST_TEXTS = 3
-QUESTION_SHARES = {"train": 0.7, "validation": 0.1, "test": 0.2}
 
 
 def split_texts(source: Path, target: Path) -> Path:
@@ -42,30 +40,3 @@ def split_texts(source: Path, target: Path) -> Path:
     for path in texts[2:]:
         shutil.copyfile(path, target / "train" / path.name)
     return target
-
-
-def split_questions(source: Path, target: Path) -> dict[str, Path]:
-    """Splits a SQuAD-format file by article, so that no paragraph is in two splits; returns the files.
-
-    Raises:
-        DataError: the file is missing, not of SQuAD's structure, or has too few articles.
-    """
-    if not source.is_file():
-        raise DataError(f"{source} does not exist; give a SQuAD-format JSON file")
-    try:
-        content = json.loads(source.read_text(encoding="utf-8"))
-        articles = list(content["data"])
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
-        raise DataError(f"{source} is not SQuAD-format JSON with a list `data`: {error}") from error
-    if len(articles) < 10:
-        raise DataError(f"{source} has {len(articles)} articles; at least 10 are needed to split by article")
-    target.mkdir(parents=True, exist_ok=True)
-    files, first, share = {}, 0, 0.0
-    for split, own in QUESTION_SHARES.items():
-        share += own
-        last = round(len(articles) * share)
-        files[split] = target / f"{source.stem}.{split}.json"
-        part = {**content, "data": articles[first:last]}
-        files[split].write_text(json.dumps(part), encoding="utf-8")
-        first = last
-    return files

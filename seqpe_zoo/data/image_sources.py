@@ -1,4 +1,4 @@
-"""Small image sets by one word: `digits`, `fashion-mnist`, `fashion-mnist:FOLDER`."""
+"""Small image sets by one word: `digits`, `glyphs`, `fashion-mnist`, `fashion-mnist:FOLDER`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from functools import lru_cache
 from pathlib import Path
 
 from .digits_images import load_digit_images
+from .glyph_images import load_glyph_images
 from .idx_images import load_fashion_mnist
 from .small_images import SmallImages
 
 DIGITS = "digits"
+GLYPHS = "glyphs"
 FASHION = "fashion-mnist"
 
 
@@ -23,6 +25,8 @@ def open_small_images(source: str) -> SmallImages | None:
     name, _, folder = source.partition(":")
     if source == DIGITS:
         return load_digit_images()
+    if source == GLYPHS:
+        return load_glyph_images()
     if name == FASHION:
         return load_fashion_mnist(Path(folder) if folder else None)
     return None

@@ -8,6 +8,8 @@ In the first layer inputs come from a vocabulary of n * k * b vectors, so its sc
 with the vectors is the business of `seqpe.py`.
 """
 
+import logging
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +18,8 @@ from torch import Tensor, nn
 
 from .position_encoding import is_traced
 from .positions import positions_to_digits, real_digit_mask, unravel_positions
+
+logger = logging.getLogger(__name__)
 
 CHUNK_SIZE = 2048
 """Positions encoded at a time in inference, which bounds memory."""
@@ -320,3 +324,58 @@ class PositionEncoder(nn.Module):
 
     def _project(self, states: Tensor) -> Tensor:
         return self.out(self.norm(states)) * (1.0 / self.temperature)
+
+
+def sinusoids(positions: Tensor, width: int, max_position: int) -> Tensor:
+    """Sines and cosines of positions (..., n), (..., width): an equal share of columns for each coordinate.
+
+    Frequencies fall from 1 to 1 / max_position. Columns that no coordinate gets are zero.
+    """
+    count = max(1, width // (2 * positions.shape[-1]))
+    exponents = torch.arange(count, device=positions.device) / max(1, count - 1)
+    angles = positions.float().unsqueeze(-1) * max_position**-exponents  # (..., n, count)
+    waves = torch.cat([angles.sin(), angles.cos()], dim=-1).flatten(-2)
+    return F.pad(waves, (0, width - waves.shape[-1]))[..., :width]
+
+
+@torch.inference_mode(False)
+@torch.enable_grad()
+def fit_to_sinusoids(
+    encoder: PositionEncoder,
+    max_position: int,
+    steps: int,
+    generator: torch.Generator,
+    batch_size: int = 256,
+    learning_rate: float = 3e-3,
+) -> float:
+    """Fits an encoder to sines and cosines of its positions, and returns the last mean squared error.
+
+    It needs no data. Afterwards near positions have similar vectors and all positions different ones, which a
+    fresh encoder would have to learn from the loss of the host.
+
+    Args:
+        encoder: on any device but "meta".
+        max_position: positions are drawn below it.
+        steps: of Adam, at a rate that falls to zero.
+        generator: draws the positions; on the CPU.
+        batch_size: positions a step.
+        learning_rate: of the first step.
+    """
+    device, was_training, error = encoder.cls_embedding.device, encoder.training, math.inf
+    optimizer = torch.optim.Adam(encoder.parameters(), learning_rate)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.01, steps)
+    encoder.eval()  # without dropout
+    for step in range(1, steps + 1):
+        positions = torch.randint(max_position, (batch_size, encoder.num_dims), generator=generator)
+        positions = positions.to(device)
+        loss = F.mse_loss(encoder(positions), sinusoids(positions, encoder.out_dim, max_position))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        if step == steps or step % max(1, steps // 5) == 0:
+            error = loss.item()
+            logger.info("fitting the position encoder: step %d of %d, error %.5f", step, steps, error)
+    encoder.zero_grad()
+    encoder.train(was_training)
+    return error

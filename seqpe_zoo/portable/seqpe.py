@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .encoder import PositionEncoder
+from .encoder import PositionEncoder, fit_to_sinusoids
 from .objectives import (
     OOD_FORMS,
     distance_contrastive_loss,
@@ -73,9 +73,12 @@ class SeqPEOptions(Options):
             and "per_layer" in more, as in the paper's runs.
         multi_head: vectors for each head; else one, shared by all.
         bias_scale: factor of the position scores of "bias".
-        init: "fan_in" draws weights of 1 / sqrt(fan in), and the factors of "mul" start around 1; "release"
-            draws all weights with 0.02, as the authors do: scores and factors start near zero.
-        init_scale: factor of the weights of W_PE under "fan_in".
+        init: "fan_in" draws weights of 1 / sqrt(fan in), and the factors of "mul" start around 1; "fitted"
+            then fits the encoder to sines and cosines of its positions, which takes seconds to minutes when a
+            model is built; "release" draws all weights with 0.02, as the authors do: scores and factors start
+            near zero.
+        init_scale: factor of the weights of W_PE, except under "release".
+        fit_steps: steps of "fitted".
         extrapolation: "extend" encodes unseen positions; "interpolate" stretches the vectors of the training
             context over a larger one.
         distance_weight: [alpha] weight of the contrastive objective.
@@ -110,8 +113,9 @@ class SeqPEOptions(Options):
     projection: str | None = option(None, choices=("per_layer", "shared", "none"))
     multi_head: bool = option(True)
     bias_scale: float = option(1.0, kind=True)
-    init: str = option("fan_in", choices=("fan_in", "release"))
+    init: str = option("fan_in", choices=("fan_in", "fitted", "release"))
     init_scale: float = option(2.0, least=0)
+    fit_steps: int = option(1000, least=1)
     extrapolation: str = option("extend", choices=("extend", "interpolate"))
     distance_weight: float = option(0.1, least=0)
     ood_weight: float = option(0.1, least=0)
@@ -238,12 +242,16 @@ class SeqPE(PositionEncoding):
         self.projection = nn.ModuleList([nn.Linear(self.width, 2 * self.width) for _ in range(copies)])
         self.register_buffer("frozen_table", None, persistent=False)
         self.generator: torch.Generator | None = None
+        self.is_fitted = False
         self.reset_parameters()
 
     def reset_parameters(self, std: float = 0.02) -> None:
         """Initialises as option `init` says; `std` is that of the release's weights."""
         released = self.options.init == "release"
-        self.encoder.reset_parameters(std if released else None)
+        if self.options.init == "fitted":
+            self._fit_encoder()
+        else:
+            self.encoder.reset_parameters(std if released else None)
         if self.prefix is not None:
             nn.init.normal_(self.prefix, std=std if released else 0.5)
         for layer in self.projection:
@@ -252,6 +260,16 @@ class SeqPE(PositionEncoding):
             nn.init.normal_(layer.weight, std=scale)
             starts_at_one = self.integration == "mul" and not released
             nn.init.constant_(layer.bias, 1.0 if starts_at_one else 0.0)
+
+    def _fit_encoder(self) -> None:
+        """Fits a fresh encoder, once: hosts initialise repeatedly, transformers also after loading."""
+        first = self.encoder.cls_embedding
+        if self.is_fitted or first.is_meta or getattr(first, "_is_hf_initialized", False):
+            return
+        self.encoder.reset_parameters(None)
+        generator = torch.Generator().manual_seed(int(torch.randint(2**62, (), device="cpu")))
+        fit_to_sinusoids(self.encoder, self.options.max_position, self.options.fit_steps, generator)
+        self.is_fitted = True
 
     @torch.no_grad()
     def start_neutral(self) -> None:

@@ -17,9 +17,9 @@ def add_subcommands(subparsers: Any) -> None:
     demo = subparsers.add_parser(
         "demo",
         help="train, extrapolate and plot for real, in about five minutes",
-        description="Trains tiny language models on the source of Python's standard library and tiny vision "
-        "transformers on scikit-learn's digits, measures them beyond their training length and resolution, "
-        "and writes a report with tables, curves and heatmaps.",
+        description="Trains tiny Llamas on the source of Python's standard library and tiny vision "
+        "transformers on letters in matplotlib's fonts, measures them beyond their training length and "
+        "resolution, and writes a report with tables, curves and heatmaps.",
     )
     demo.add_argument("--output", type=Path, default=Path("demo_report"), help="folder of the report")
     demo.add_argument("--processes", type=int, default=2, help="models trained side by side (2)")
@@ -46,9 +46,9 @@ def add_subcommands(subparsers: Any) -> None:
         type=Path,
         required=True,
         help="YAML recipe of train_gpt2 or train_vit, or a comparison with its own contestants, by path or "
-        "name: mini_lm, mini_image, mini_photos, mini_qa, mini_ablation",
+        "name: mini_lm, mini_llama, mini_image, mini_photos, mini_ablation",
     )
-    compare.add_argument("--data-dir", type=Path, help="comparisons: texts, questions or images")
+    compare.add_argument("--data-dir", type=Path, help="comparisons: texts or images")
     compare.add_argument("--start", type=Path, help="comparisons that fine-tune: output of the earlier one")
     compare.add_argument("--seeds", type=int, nargs="+", help="comparisons: other seeds than the file's")
     compare.add_argument("--processes", type=int, default=2, help="comparisons: runs side by side (2)")
@@ -61,11 +61,48 @@ def add_subcommands(subparsers: Any) -> None:
     compare.add_argument("--no-plot", action="store_true")
     compare.set_defaults(handler=_compare)
 
+    fit = subparsers.add_parser(
+        "fit-positions",
+        help="fit a SeqPE encoder to sines and cosines of its positions, for models to start from",
+        description="Needs no data. Writes safetensors, which load_position_encoder of "
+        "seqpe_zoo.training.fit_positions puts into a model before training.",
+    )
+    fit.add_argument("output", type=Path, metavar="OUT.safetensors")
+    fit.add_argument("--dim", type=int, required=True, help="width of the models that will use it")
+    fit.add_argument("--num-dims", type=int, default=1, help="1 for text (default), 2 for images")
+    fit.add_argument("--steps", type=int, default=1000, help="of the fit (1000)")
+    fit.add_argument("--seed", type=int, default=0)
+    fit.add_argument(
+        "--option", nargs="*", default=[], metavar="NAME=VALUE", help="of SeqPE, as num_digits=2"
+    )
+    fit.set_defaults(handler=_fit_positions)
+
 
 def _train(options: argparse.Namespace) -> int:
     from .launch import start
 
     return start(options)
+
+
+def _fit_positions(options: argparse.Namespace) -> int:
+    import logging
+
+    from .compare import split_contestant
+    from .fit_positions import fit_positions
+    from .launch import say
+    from .strict_config import ConfigError
+
+    logging.basicConfig(format="%(message)s", level=logging.INFO)
+    try:
+        chosen = split_contestant(f"seqpe:{','.join(options.option)}")[2]
+        error = fit_positions(
+            options.output, options.dim, options.num_dims, options.steps, options.seed, **chosen
+        )
+    except (ConfigError, ValueError, TypeError) as problem:
+        say(f"error: {problem}")
+        return EXIT_WRONG_INPUT
+    say(f"wrote {options.output}, mean squared error {error:.5f}")
+    return 0
 
 
 def _demo(options: argparse.Namespace) -> int:
@@ -110,6 +147,7 @@ def _run_comparison(options: argparse.Namespace) -> int:
     from .comparison import load_comparison, plan_runs, prepare_places, run_name
     from .comparison_report import write_comparison
     from .launch import builder_of
+    from .remeasure import measure_scaled
     from .run_config import RUNS
     from .side_by_side import train_side_by_side
     from .strict_config import ConfigError, build_config
@@ -128,18 +166,29 @@ def _run_comparison(options: argparse.Namespace) -> int:
         )
     places = prepare_places(comparison, options.data_dir, options.start, options.output)
     runs = plan_runs(comparison, labels, seeds, places, options.output)
-    for run in runs[: len(labels)]:  # a mistake in the last contestant must not cost hours
+    first = [run for run in runs if run.recipe["training"]["seed"] == seeds[0]]
+    for run in first:  # a mistake in the last contestant must not cost hours
         builder_of(run.recipe["task"])(build_config(RUNS[run.recipe["task"]], run.recipe))
     report = Report(typed_command(), seeds[0])
     console = Console(highlight=False)
     results = train_side_by_side(runs, options.processes, report.command, console, options.resume)
-    by_label = {label: [results[run_name(label, seed)] for seed in seeds] for label in labels}
+    trained = [label for label in labels if comparison.contestant(label).weights_of is None]
+    by_label = {label: [results[run_name(label, seed)] for seed in seeds] for label in trained}
     measurements = [
         m
         for label, contents in by_label.items()
         for content in contents
         for m in read_measurements(content, label)
     ]
+    recipes = {run.name: run.recipe for run in runs}
+    for label in labels:
+        contestant = comparison.contestant(label)
+        for seed in seeds if contestant.weights_of is not None else ():
+            source = run_name(contestant.weights_of, seed)
+            measurements += measure_scaled(
+                options.output / source, recipes[source], contestant.scaling, label
+            )
+    measurements.sort(key=lambda m: labels.index(m.model))
     write_comparison(comparison, by_label, measurements, report, options.output, console)
     return 0
 

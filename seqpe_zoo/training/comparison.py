@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from ..data.errors import DataError
-from ..data.held_out import split_questions, split_texts
+from ..data.held_out import split_texts
 from ..data.text_blocks import find_text_files, read_text_files
 from ..data.trained_tokenizer import train_tokenizer
 from .side_by_side import PlannedRun
 from .strict_config import ConfigError, apply_overrides, build_config, read_yaml
 
 FOLDER = Path(__file__).with_name("comparisons")
-DATA_KINDS = ("texts", "questions", "fashion-mnist", "images")
+DATA_KINDS = ("texts", "fashion-mnist", "images")
 
 
 @dataclass(frozen=True)
@@ -30,16 +30,31 @@ class Contestant:
     Attributes:
         encoding: a name of the registry; fine-tuned contestants have that of their checkpoint.
         options: of the encoding.
+        weights_of: label of another contestant whose models are measured again, nothing is trained.
+        scaling: how those read longer contexts, as of `evaluation.context_scaling`.
         start: label of the contestant of an earlier comparison whose model is fine-tuned.
         training: fields of the recipe's training section in which it differs, as position_learning_rate.
+        model: fields of its model section.
+        data: fields of its data section.
         paper: its row of the paper's table.
     """
 
     encoding: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
+    weights_of: str | None = None
+    scaling: str | None = None
     start: str | None = None
     training: dict[str, Any] = field(default_factory=dict)
+    model: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)
     paper: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.weights_of is None) != (self.scaling is None):
+            raise ConfigError(
+                f"weights_of={self.weights_of!r} and scaling={self.scaling!r} belong together: whose models "
+                "are measured again, and how their positions are scaled"
+            )
 
 
 @dataclass(frozen=True)
@@ -48,7 +63,7 @@ class Comparison:
 
     Attributes:
         title: of the report.
-        data: how the data folder is prepared: "texts", "questions", "fashion-mnist" or "images".
+        data: how the data folder is prepared: "texts", "fashion-mnist" or "images".
         contestants: by label.
         recipe: what they share, in the form of a recipe of `seqpe-zoo train`.
         seeds: each contestant is trained once with each.
@@ -127,13 +142,11 @@ def prepare_places(
     if comparison.data == "texts":
         folder = split_texts(data, output / "data" / data.name)  # results name the text by its folder
         tokenizer = output / "data" / "tokenizer"
-        if not tokenizer.is_dir():
+        wanted = comparison.recipe.get("model", {}).get("tokenizer")
+        if wanted == "{tokenizer}" and not tokenizer.is_dir():
             lines = read_text_files(find_text_files(folder, "train"))
             train_tokenizer(lines, comparison.vocabulary).save_pretrained(tokenizer)
         return {**places, "data": str(folder), "tokenizer": str(tokenizer)}
-    if comparison.data == "questions":
-        files = split_questions(data, output / "data")
-        return {**places, **{split: str(path) for split, path in files.items()}}
     return {**places, "data": str(data)}
 
 
@@ -150,9 +163,15 @@ def plan_runs(
         ConfigError: a word in braces stands for nothing, or a contestant is unknown.
     """
     runs = []
+    for label in labels:
+        source = comparison.contestant(label).weights_of
+        if source is not None and source not in labels:
+            raise ConfigError(f"{label!r} measures the models of {source!r}: name that contestant too")
     for seed in seeds:
         for label in labels:
             contestant = comparison.contestant(label)
+            if contestant.weights_of is not None:
+                continue
             known = dict(places)
             if contestant.start is not None and "start" in known:
                 known["start"] = str(Path(known["start"]) / run_name(contestant.start, seed))
@@ -160,6 +179,8 @@ def plan_runs(
             if contestant.encoding is not None:
                 recipe["model"]["position_encoding"] = contestant.encoding
                 recipe["model"]["position_encoding_args"] = dict(contestant.options)
+            recipe["model"] |= contestant.model
+            recipe["data"] |= contestant.data
             name = run_name(label, seed)
             recipe["training"] |= {**contestant.training, "output": str(output / name), "seed": seed}
             runs.append(PlannedRun(name, f"{label}, seed {seed}", recipe))

@@ -9,6 +9,7 @@ from pathlib import Path
 from ..data.errors import DataError
 from ..evaluation.report import Report, read_measurements, typed_command
 from .demo_jobs import DEMO_JOBS, demo_recipe
+from .remeasure import measure_scaled
 from .side_by_side import PlannedRun, TrainingFailed, train_side_by_side
 
 MODELS = "models"
@@ -42,6 +43,7 @@ def run_demo(
             demo_recipe(job, str(output / MODELS / job.name), scale, seed),
         )
         for job in jobs
+        if job.weights_of is None
     ]
     try:
         results = train_side_by_side(runs, processes, report.command, console)
@@ -49,6 +51,12 @@ def run_demo(
         console.print(f"error: {error}", markup=False)
         return 1
     for job in jobs:
+        if job.weights_of is not None:
+            recipe = next(run.recipe for run in runs if run.name == job.weights_of)
+            folder = output / MODELS / job.weights_of
+            report.measurements += measure_scaled(folder, recipe, job.scaling or "", job.label)
+            report.details[job.name] = {"weights_of": job.weights_of, "scaling": job.scaling}
+            continue
         own = results[job.name]
         report.measurements += read_measurements(own, job.label)
         kept = {key: own["details"][key] for key in ("steps", "seconds_a_step", "parameters")}
@@ -56,7 +64,7 @@ def run_demo(
     report.details["minutes"] = (time.perf_counter() - begun) / 60
     report.details["scale"] = scale
     report.write(output)
-    show_tables(report, console)
+    show_tables(report, jobs, console)
     page = write_demo_report(report, jobs, output)
     console.print(f"{(time.perf_counter() - begun) / 60:.1f} minutes; report: {page}", markup=False)
     return 0

@@ -19,7 +19,7 @@ from ..evaluation.position_space import (
     position_vectors,
 )
 from ..evaluation.report import Report, by_model, extrapolation_rows
-from .demo_jobs import IMAGE_MULTIPLES, IMAGE_RESOLUTION, TEXT_LENGTH, TEXT_MULTIPLES, DemoJob
+from .demo_jobs import IMAGE_RESOLUTION, IMAGE_SIZES, TEXT_LENGTH, TEXT_MULTIPLES, DemoJob
 
 SECTIONS = (
     ("text-generation", "perplexity", "length", TEXT_LENGTH, "Text: perplexity, lower is better"),
@@ -35,37 +35,63 @@ color: #555; font-size: .9rem; }
 """
 
 
-def show_tables(report: Report, console: Any) -> None:
+def show_tables(report: Report, jobs: list[DemoJob], console: Any) -> None:
     """Prints the tables of the report."""
     from ..evaluation.commands import print_table
 
     for task, metric, _, _, title in SECTIONS:
-        of_task = [m for m in report.measurements if m.task == task]
-        if of_task:
-            print_table(console, title, *extrapolation_rows(of_task, metric))
-            for sentence in findings(report, task, metric):
-                console.print(sentence, markup=False)
+        if any(m.task == task for m in report.measurements):
+            header, rows, best = rows_with_winners(report, jobs, task, metric)
+            marked = [
+                [f"{cell} *" if column in best[row] else cell for column, cell in enumerate(cells)]
+                for row, cells in enumerate(rows)
+            ]
+            print_table(console, f"{title}; * is the best of a column", header, marked)
+            console.print(verdict(report, task, metric), markup=False)
 
 
-def findings(report: Report, task: str, metric: str) -> list[str]:
-    """Says in words what the numbers of a task show, whoever wins."""
-    table = {
-        name: values[metric]
-        for name, values in by_model([m for m in report.measurements if m.task == task]).items()
-    }
+def rows_with_winners(
+    report: Report, jobs: list[DemoJob], task: str, metric: str
+) -> tuple[list[str], list[list[str]], list[set[int]]]:
+    """Returns header and rows of a table, and for each row the columns that it wins."""
+    kind = "text" if task == "text-generation" else "images"
+    header, rows = extrapolation_rows([m for m in report.measurements if m.task == task], metric)
+    by_label = {job.label: job for job in jobs if job.kind == kind}
+    for row in rows:
+        job = by_label[row[0]]
+        count = report.details[job.weights_of or job.name]["parameters"]
+        row[-1] = f"{count:,}"  # in place of the average
+    best: list[set[int]] = [set() for _ in rows]
+    for column in range(1, len(header) - 1):
+        values = [float(row[column]) for row in rows]
+        winner = (max if metric == "accuracy" else min)(values)
+        for row, value in enumerate(values):
+            if value == winner:
+                best[row].add(column)
+    return [*header[:-1], "parameters"], rows, best
+
+
+def verdict(report: Report, task: str, metric: str) -> str:
+    """Says in one sentence what the numbers of a task show, whoever wins."""
+    of_task = [m for m in report.measurements if m.task == task]
+    table = {name: values[metric] for name, values in by_model(of_task).items()}
     settings = sorted({int(setting) for values in table.values() for setting in values})
     first, last = str(settings[0]), str(settings[-1])
     better, digits = (max, 1) if metric == "accuracy" else (min, 2)
-    sentences = []
-    for place, setting in (("As trained", first), (f"At {settings[-1] / settings[0]:g} times that", last)):
-        best = better(table, key=lambda name: table[name][setting] or 0.0)
-        others = ", ".join(
-            f"{name} {values[setting]:.{digits}f}" for name, values in table.items() if name != best
-        )
-        sentences.append(
-            f"{place} ({setting}), {best} is best with {table[best][setting]:.{digits}f}; {others}."
-        )
-    return sentences
+
+    def best(names: list[str], setting: str) -> str:
+        name = better(names, key=lambda name: table[name][setting] or 0.0)
+        return f"{name} with {table[name][setting]:.{digits}f}"
+
+    ours = [name for name in table if "SeqPE" in name]
+    others = [name for name in table if name not in ours]
+    if not (ours and others):
+        return f"At {last}, best is {best(list(table), last)}."
+    return (
+        f"As trained ({first}) the best row with SeqPE is {best(ours, first)}, the best without "
+        f"{best(others, first)}; at {settings[-1] / settings[0]:g} times that ({last}) {best(ours, last)}, "
+        f"and {best(others, last)}."
+    )
 
 
 def write_demo_report(report: Report, jobs: list[DemoJob], output: Path) -> Path:
@@ -73,16 +99,21 @@ def write_demo_report(report: Report, jobs: list[DemoJob], output: Path) -> Path
     parts = [
         "<h1>Position encodings beyond the context they were trained on</h1>",
         "<p>Tiny models, trained by this demo a moment ago on data that every Python installation has: the "
-        "source of the standard library as bytes, and scikit-learn's handwritten digits. Within a task, "
-        "models differ in their position encoding only. One seed, one learning rate: an illustration, not "
-        "a benchmark.</p>",
+        "source of the standard library as bytes, read by a Llama of two layers, and letters in the fonts "
+        "of matplotlib, seen by a vision transformer of four. Within a task, models differ in their "
+        "position encoding only; bold is the best of a column. One seed, one learning rate: an illustration, "
+        "not a benchmark.</p>",
+        "<p>RoPE + SeqPE is a Llama that keeps its rotation and adds SeqPE's scores to attention "
+        "(<code>keep_native=True</code>). Rows of the kind "
+        "&quot;stretched&quot;, &quot;positions scaled&quot; and &quot;NTK base&quot; are the models of "
+        "another row, measured again with their positions fitted to the longer context: nothing is trained "
+        "for them.</p>",
         f"<pre>{html.escape(report.command)}</pre>",
     ]
     for task, metric, axis, trained_at, title in SECTIONS:
         of_task = [m for m in report.measurements if m.task == task]
         if not of_task:
             continue
-        header, rows = extrapolation_rows(of_task, metric)
         curves = {
             model: {int(setting): value for setting, value in values[metric].items()}
             for model, values in by_model(of_task).items()
@@ -91,8 +122,8 @@ def write_demo_report(report: Report, jobs: list[DemoJob], output: Path) -> Path
             f"<h2>{title}</h2>",
             f"<p class=note>Trained at {axis} {trained_at}, tested at larger ones.</p>",
         ]
-        parts.append(html_table(header, rows))
-        parts += [f"<p>{html.escape(sentence)}</p>" for sentence in findings(report, task, metric)]
+        parts.append(html_table(*rows_with_winners(report, jobs, task, metric)))
+        parts.append(f"<p>{html.escape(verdict(report, task, metric))}</p>")
         parts.append(picture(plot_extrapolation(curves, metric, axis, trained_at), f"{metric} by {axis}"))
     kinds = {job.kind for job in jobs}
     if "text" in kinds:
@@ -100,9 +131,10 @@ def write_demo_report(report: Report, jobs: list[DemoJob], output: Path) -> Path
     if "images" in kinds:
         parts += _image_heatmaps(output)
         parts.append(
-            "<p class=note>The digits have 8 x 8 pixels; larger sizes are upsampled and hold no further "
-            "detail. That favours encodings that stretch with the picture, as interpolated APE-learn "
-            "does.</p>"
+            "<p class=note>Every picture was drawn at 64 pixels, and smaller ones are averages of those: a "
+            "larger picture shows more. The test is in fonts that no training picture has. Where the picture "
+            "grows as a whole, stretching positions with it is right; that is why stretched rows do well "
+            "here.</p>"
         )
     parts += _loading(jobs)
     body = "\n".join(parts)
@@ -115,10 +147,16 @@ def write_demo_report(report: Report, jobs: list[DemoJob], output: Path) -> Path
     return page
 
 
-def html_table(header: list[str], rows: list[list[str]]) -> str:
-    """Writes a table."""
+def html_table(header: list[str], rows: list[list[str]], bold: list[set[int]] | None = None) -> str:
+    """Writes a table; `bold` are the columns of each row that are written so."""
     lines = ["<table>", f"<tr>{''.join(f'<th>{html.escape(cell)}</th>' for cell in header)}</tr>"]
-    lines += [f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows]
+    for number, row in enumerate(rows):
+        strong = bold[number] if bold else set()
+        cells = [
+            f"<td><b>{html.escape(cell)}</b></td>" if column in strong else f"<td>{html.escape(cell)}</td>"
+            for column, cell in enumerate(row)
+        ]
+        lines.append(f"<tr>{''.join(cells)}</tr>")
     return "\n".join([*lines, "</table>"])
 
 
@@ -148,9 +186,12 @@ def _text_heatmaps(output: Path) -> list[str]:
     ]
     return [
         "<h2>Similarity of position vectors, text</h2>",
-        "<p>Dot products of the vectors of all pairs of positions. In the paper's Figure 2, positions that "
-        "share digits look alike without objectives, however far apart; with them, similarity falls with "
-        "distance. The table says how far that holds here.</p>",
+        "<p>How alike the vectors of two positions are (dot products; bright is alike): row and column "
+        f"are positions 0 to {positions - 1:,}, of which training texts had the first {TEXT_LENGTH}. A bright "
+        "band along the diagonal that fades away from it is what a position encoding should look like: near "
+        "positions alike, far ones not. Stripes that repeat every ten or hundred positions mean that the "
+        "encoder reads digits, not where they are. The objectives of SeqPE are there to replace the first "
+        "picture by the second (the paper's Figure 2); the table says how far they did here.</p>",
         picture(plot_similarity(matrices), "similarity of positions"),
         html_table(header, rows),
     ]
@@ -161,12 +202,14 @@ def _image_heatmaps(output: Path) -> list[str]:
 
     parts = [
         "<h2>Similarity of position vectors, images</h2>",
-        "<p>Five positions of a grid three times as large as in training, and how similar all others are to "
-        "each (the paper's Figure 4).</p>",
+        f"<p>Each panel is a grid of patches, {IMAGE_SIZES[-1] // IMAGE_RESOLUTION} times as large as in "
+        "training. The cross is one position, and brightness says how alike the vectors of all others are "
+        "to its own (the paper's Figure 3): a bright spot around the cross that fades in all directions "
+        "means that the vectors know neighbours in both dimensions.</p>",
     ]
     for name, title in (("vit_seqpe", "SeqPE"), ("vit_ape_learn", "APE-learn")):
         encoding = encoding_with_vectors(load_image_model(str(output / MODELS / name)).model)
-        side = int(encoding.train_shape[0] * max(IMAGE_MULTIPLES))
+        side = encoding.train_shape[0] * IMAGE_SIZES[-1] // IMAGE_RESOLUTION
         parts.append(
             picture(plot_grid_heatmaps(grid_heatmaps(encoding, side), title), f"{title}, {side} x {side}")
         )

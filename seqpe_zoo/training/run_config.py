@@ -145,17 +145,21 @@ class TrainingConfig:
 
 @dataclass(frozen=True)
 class TextModelConfig:
-    """GPT-2 with a position encoding, from scratch.
+    """A language model with a position encoding, from scratch.
 
     Attributes:
-        position_encoding: a name of the registry.
+        model_type: of transformers, as "gpt2", "llama" or "qwen3".
+        position_encoding: a name of the registry, or "native" for the model's own.
         position_encoding_args: its options.
+        keep_native: keep the model's own positions, and add the encoding to them.
         tokenizer: "bytes", a Hub id as "gpt2", or a folder.
-        architecture: fields of `SeqPEGPT2Config` that differ from its defaults, as n_layer and n_embd.
+        architecture: fields of the model's configuration that differ from its defaults, as n_layer, n_embd.
     """
 
+    model_type: str = "gpt2"
     position_encoding: str = "seqpe"
     position_encoding_args: dict[str, Any] = field(default_factory=dict)
+    keep_native: bool = False
     tokenizer: str = "gpt2"
     architecture: dict[str, Any] = field(default_factory=dict)
 
@@ -200,11 +204,17 @@ class PretrainedConfig:
         checkpoint: folder, Hub id or, for images, a name of timm.
         trust_remote_code: run code that comes with the weights.
         position_encoding: refuse a checkpoint of another encoding; by default any.
+        new_encoding: give the model this encoding before training (`seqpe_zoo.set_position_encoding`).
+        new_encoding_args: its options; `keep_native: true` adds it to the model's own positions.
+        rope_parameters: of transformers, for a model with its own rotation, as {rope_theta: 5.0e5}.
     """
 
     checkpoint: str
     trust_remote_code: bool = False
     position_encoding: str | None = None
+    new_encoding: str | None = None
+    new_encoding_args: dict[str, Any] = field(default_factory=dict)
+    rope_parameters: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

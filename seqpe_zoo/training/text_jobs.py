@@ -62,7 +62,7 @@ def load_tokenizer(name: str) -> Any:
 def build_language_model(
     model: TextModelConfig, length: int, vocabulary: int = GPT2_VOCABULARY, end: int | None = None
 ) -> nn.Module:
-    """Builds GPT-2 with the position encoding of a recipe.
+    """Builds the language model of a recipe with its position encoding.
 
     Args:
         model: section of the recipe.
@@ -76,6 +76,8 @@ def build_language_model(
     from ..portable.configuration_seqpe import SeqPEGPT2Config
     from ..portable.modeling_seqpe import SeqPEGPT2LMHeadModel
 
+    if model.model_type != "gpt2" or model.keep_native or model.position_encoding == "native":
+        return _build_any_model(model, length, vocabulary, end)
     fixed = {"vocab_size": vocabulary, "bos_token_id": end, "eos_token_id": end, "train_length": length}
     # GPT-2's activation; by its other name, "gelu_new", transformers computes it several times as slowly.
     defaults = {"n_positions": length, "activation_function": "gelu_pytorch_tanh"}
@@ -90,6 +92,34 @@ def build_language_model(
         )
         return SeqPEGPT2LMHeadModel(config)
     except (ValueError, TypeError, ArithmeticError, RuntimeError) as error:
+        raise ConfigError(f"model: {error}") from error
+
+
+def _build_any_model(model: TextModelConfig, length: int, vocabulary: int, end: int | None) -> nn.Module:
+    """Builds a model of any type of transformers, with its own positions, another encoding, or both."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from ..hosts import with_position_encoding
+
+    try:
+        native = AutoConfig.for_model(model.model_type)
+        unknown = sorted(set(model.architecture) - set(native.to_dict()))
+        if unknown:
+            raise ConfigError(
+                f"model.architecture: {type(native).__name__} has no field {', '.join(unknown)}"
+            )
+        fixed = {"vocab_size": vocabulary, "bos_token_id": end, "eos_token_id": end, "pad_token_id": None}
+        lengths = {"max_position_embeddings": length}
+        config = AutoConfig.for_model(model.model_type, **{**lengths, **fixed, **model.architecture})
+        if model.position_encoding != "native":
+            options = {
+                "keep_native": model.keep_native,
+                "train_length": length,
+                **model.position_encoding_args,
+            }
+            config = with_position_encoding(config, model.position_encoding, **options)
+        return AutoModelForCausalLM.from_config(config)
+    except (ValueError, TypeError, ArithmeticError, RuntimeError, KeyError) as error:
         raise ConfigError(f"model: {error}") from error
 
 
@@ -108,6 +138,8 @@ def finetune_gpt2_job(run: FinetuneGPT2Run) -> Job:
         raise DataError(
             f"{run.model.checkpoint} has no tokenizer; only the embedded bytes can be read without"
         )
+    _seed(run.training.seed)
+    change_positions(loaded.model, run.model, run.data.length)
     return _text_job(run, loaded.model, loaded.tokenizer)
 
 
@@ -166,6 +198,26 @@ def open_checkpoint(section: PretrainedConfig) -> LanguageModel:
     loaded = load_language_model(section.checkpoint, trust_remote_code=section.trust_remote_code)
     check_encoding(loaded.model, section)
     return loaded
+
+
+def change_positions(model: Any, section: PretrainedConfig, length: int) -> None:
+    """Gives a loaded language model the positions that a recipe wants it to be tuned with.
+
+    Raises:
+        ConfigError: the model cannot have them.
+    """
+    from ..hosts import set_position_encoding
+
+    try:
+        if section.rope_parameters:
+            rotary = model.base_model.rotary_emb
+            model.config.rope_parameters = {**model.config.rope_parameters, **section.rope_parameters}
+            model.base_model.rotary_emb = type(rotary)(model.config)
+        if section.new_encoding is not None:
+            options = {"train_length": length, **section.new_encoding_args}
+            set_position_encoding(model, section.new_encoding, **options)
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        raise ConfigError(f"model: {error}") from error
 
 
 def check_encoding(model: nn.Module, section: PretrainedConfig) -> None:

@@ -67,7 +67,7 @@ def test_parameters_of_the_image_model_are_counted_right() -> None:
         model = timm.create_model("vit_small_patch16_seqpe_224")
     assert sum(p.numel() for p in model.parameters()) == facts.figures["parameters"]
     assert model.position_encoding.integration == facts.position_encoding["integration"]
-    assert model.position_encoding.projection_mode == facts.position_encoding["projection"]
+    assert model.position_encoding.options.projection == facts.position_encoding["projection"]
 
 
 @pytest.mark.parametrize("name", ["gpt2-seqpe-bias-wikitext103", "gpt2-seqpe-bias-squad-qa"])
@@ -78,7 +78,7 @@ def test_parameters_of_the_language_models_are_counted_right(name: str) -> None:
     model.tie_weights()
     assert sum(p.numel() for p in model.parameters()) == facts.figures["parameters"]
     assert model.transformer.wpe.integration == facts.position_encoding["integration"]
-    assert model.transformer.wpe.projection_mode == facts.position_encoding["projection"]
+    assert model.transformer.position_encoding.options.projection == facts.position_encoding["projection"]
 
 
 @pytest.mark.parametrize("model", PAPER_MODELS)

@@ -113,22 +113,24 @@ def test_comparisons_of_the_package_are_valid(name: str, tmp_path: Path) -> None
     comparison = load_comparison(Path(name))
     assert is_comparison(Path(name))
     places = dict.fromkeys(("data", "tokenizer", "start", "train", "validation", "test"), "place")
-    runs = plan_runs(comparison, list(comparison.contestants), comparison.seeds, places, tmp_path)
-    assert len(runs) == len(comparison.contestants) * len(comparison.seeds)
+    labels = list(comparison.contestants)
+    runs = plan_runs(comparison, labels, comparison.seeds, places, tmp_path)
+    trained = [label for label in labels if comparison.contestant(label).weights_of is None]
+    assert len(runs) == len(trained) * len(comparison.seeds)
     for run in runs:
         build_config(RUNS[run.recipe["task"]], run.recipe)
-    shared = [dict(run.recipe["training"], output="", seed=0) for run in runs]
-    assert all(training == shared[0] for training in shared), "contestants have one budget"
+    budgets = {run.recipe["training"]["steps"] * tokens_a_step(run.recipe) for run in runs}
+    assert len(budgets) == 1, "contestants have one budget"
+
+
+def tokens_a_step(recipe: dict) -> int:
+    return recipe["training"]["batch_size"] * recipe["data"].get("length", 1)
 
 
 def test_earlier_comparison_is_asked_for(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--start"):
         plan_runs(
-            load_comparison(Path("mini_qa")),
-            ["SeqPE"],
-            [0],
-            {"train": "", "validation": "", "test": ""},
-            tmp_path,
+            load_comparison(Path("mini_llama_extended")), ["RoPE, tuned at 64"], [0], {"data": ""}, tmp_path
         )
 
 
@@ -137,3 +139,17 @@ def test_missing_data_folder_is_asked_for(recipe: Path, tmp_path: Path) -> None:
 
     with pytest.raises(DataError, match="needs --data-dir"):
         prepare_places(load_comparison(recipe), None, None, tmp_path)
+
+
+def test_models_are_measured_again_with_scaled_positions(recipe: Path, books: Path, tmp_path: Path) -> None:
+    recipe.write_text(SMALL + "  RoPE: {encoding: rope}\n  Scaled: {weights_of: RoPE, scaling: linear}\n")
+    output = tmp_path / "out"
+    assert compare(recipe, books, output, "RoPE", "Scaled", "--seeds", "0") == 0
+    values = {
+        (entry["note"].split(",")[0], entry["setting"]["length"]): entry["value"]
+        for entry in json.loads((output / "results.json").read_text())["results"]
+    }
+    assert values["Scaled", 16] == pytest.approx(values["RoPE", 16])
+    assert values["Scaled", 32] != values["RoPE", 32]
+    with pytest.raises(ConfigError, match="'Scaled' measures the models of 'RoPE'"):
+        plan_runs(load_comparison(recipe), ["Scaled"], [0], {"data": "d", "tokenizer": "t"}, tmp_path)
