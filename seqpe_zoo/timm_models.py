@@ -14,6 +14,7 @@ import math
 import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -79,6 +80,20 @@ def _cfg(**kwargs: Any) -> dict[str, Any]:
     }
 
 
+def _shipped_cfg(card: str) -> dict[str, Any]:
+    """The configuration of a model of `model_cards/`, with its weights where they are on this machine."""
+    package = Path(__file__).resolve().parent
+    for folder in (package / "model_cards" / card, package.parent / "model_cards" / card):
+        weights = folder / "model.safetensors"
+        if weights.is_file():
+            config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            chosen = {name: config["model_args"][name] for name in ("pos_embed", "pos_embed_args")}
+            cfg = {**config["pretrained_cfg"], "label_names": tuple(config["label_names"])}
+            cfg["input_size"] = tuple(cfg["input_size"])
+            return _cfg(**{**cfg, "file": str(weights), "notes": [NOTE + json.dumps(chosen)]})
+    return _cfg(input_size=(1, 28, 28), num_classes=10, crop_pct=1.0, mean=(0.286,), std=(0.353,))
+
+
 default_cfgs = generate_default_cfgs(
     {
         "vit_tiny_patch16_seqpe_224": _cfg(),
@@ -89,6 +104,9 @@ default_cfgs = generate_default_cfgs(
         "vit_small_patch16_pe_224": _cfg(),
         "vit_base_patch16_pe_224": _cfg(),
         "vit_pico_patch4_pe_32": _cfg(input_size=(3, 32, 32), num_classes=10, crop_pct=1.0),
+        "vit_pico_patch4_pe_28.seqpe_fashion": _shipped_cfg("tiny-vit-seqpe-fashion"),
+        "vit_pico_patch4_pe_28.rope2d_fashion": _shipped_cfg("tiny-vit-rope2d-fashion"),
+        "vit_pico_patch4_pe_28.ape_fashion": _shipped_cfg("tiny-vit-ape-fashion"),
     }
 )
 
@@ -138,6 +156,11 @@ def vit_pico_patch4_pe_32(pretrained: bool = False, **kwargs: Any) -> "PositionV
     return _create("vit_pico_patch4_pe_32", pretrained, **{**_PICO, **kwargs})
 
 
+def vit_pico_patch4_pe_28(pretrained: bool = False, **kwargs: Any) -> "PositionVisionTransformer":
+    """The same for images of 28 x 28 and any other size; weights trained on Fashion-MNIST are shipped."""
+    return _create("vit_pico_patch4_pe_28", pretrained, **{"dynamic_img_size": True, **_PICO, **kwargs})
+
+
 MODELS: tuple[Callable[..., "PositionVisionTransformer"], ...] = (
     vit_tiny_patch16_seqpe_224,
     vit_small_patch16_seqpe_224,
@@ -147,6 +170,7 @@ MODELS: tuple[Callable[..., "PositionVisionTransformer"], ...] = (
     vit_small_patch16_pe_224,
     vit_base_patch16_pe_224,
     vit_pico_patch4_pe_32,
+    vit_pico_patch4_pe_28,
 )
 
 
@@ -216,10 +240,9 @@ def _note(model: Any, chosen: dict[str, Any]) -> None:
     model.pretrained_cfg = model.default_cfg = cfg
 
 
-def _noted(cfg: Any) -> dict[str, Any]:
-    """What `_note` wrote into a `pretrained_cfg` that was saved; nothing for other models."""
-    notes = cfg.get("notes") if isinstance(cfg, dict) else None
-    for note in notes or ():
+def _noted(variant: str, cfg: Any) -> dict[str, Any]:
+    """What `_note` wrote into the `pretrained_cfg` of a model; nothing for models without."""
+    for note in resolve_pretrained_cfg(variant, cfg).notes or ():
         if note.startswith(NOTE):
             return dict(json.loads(note.removeprefix(NOTE)))
     return {}
@@ -228,16 +251,17 @@ def _noted(cfg: Any) -> dict[str, Any]:
 def _create(variant: str, pretrained: bool, **kwargs: Any) -> "PositionVisionTransformer":
     """Builds one of our named models; they have SeqPE unless told otherwise."""
     kwargs.setdefault("feature_cfg", {"out_indices": kwargs.pop("out_indices", 3), "feature_cls": "getter"})
-    chosen = _chosen(kwargs) or {"pos_embed": kwargs.pop("pos_embed", "seqpe"), **_taken_options(kwargs)}
+    chosen = _chosen(variant, kwargs) or {"pos_embed": kwargs.pop("pos_embed", "seqpe"), **_options(kwargs)}
     return _build(VisionTransformer, variant, pretrained, checkpoint_filter_fn, chosen, **kwargs)
 
 
-def _taken_options(kwargs: dict[str, Any]) -> dict[str, Any]:
+def _options(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Takes `OPTIONS` out of arguments."""
     return {name: kwargs.pop(name) for name in OPTIONS if name in kwargs}
 
 
-def _chosen(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Takes the position encoding that is asked for out of arguments, or that a saved model had.
+def _chosen(variant: str, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Takes the position encoding that is asked for out of arguments; else it is the one that was saved.
 
     Returns:
         `pos_embed` and `OPTIONS`; empty when timm's own positions are wanted.
@@ -245,13 +269,13 @@ def _chosen(kwargs: dict[str, Any]) -> dict[str, Any]:
     name = kwargs.pop("position_encoding", None)
     if name is None and kwargs.get("pos_embed") not in STOCK_POS_EMBED:
         name = kwargs.pop("pos_embed")
-    if name is not None:
-        position_encoding_class(name)  # raises and lists the names when there is none
-        return {"pos_embed": name, **_taken_options(kwargs)}
-    noted = {} if kwargs.get("pos_embed") is not None else _noted(kwargs.get("pretrained_cfg"))
-    if noted:
-        return {**noted, **_taken_options(kwargs)}
-    return {}
+    noted = {} if kwargs.get("pos_embed") is not None else _noted(variant, kwargs.get("pretrained_cfg"))
+    if name is None:
+        return {**noted, **_options(kwargs)} if noted else {}
+    position_encoding_class(name)  # raises and lists the names when there is none
+    # Options that are not given are those of the saved model, if it is to have the same encoding.
+    same = noted if noted.get("pos_embed") == name else {}
+    return {**same, "pos_embed": name, **_options(kwargs)}
 
 
 def _build(
@@ -396,7 +420,7 @@ def _with_positions(
     original: Callable[..., Any], model_cls: Any, variant: str, pretrained: bool, *args: Any, **kwargs: Any
 ) -> Any:
     """Builds a model of timm as `build_model_with_cfg` does, with a position encoding if one is chosen."""
-    chosen = _chosen(kwargs)
+    chosen = _chosen(variant, kwargs)
     if not chosen or args:
         given = [name for name in OPTIONS if name in kwargs]
         if given:
