@@ -20,7 +20,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_seqpe_vit import SeqPEViTConfig
 from .position_encoding import PositionEncoding
-from .vit import PositionBlock, PositionVisionTransformer, objectives_of
+from .vit import PositionBlock, PositionVisionTransformer
 
 
 @dataclass
@@ -173,7 +173,7 @@ class SeqPEViTForImageClassification(SeqPEViTPreTrainedModel):
             start: row and column of the first patch; by default the origin, in training at random.
             **kwargs: for the loss (`num_items_in_batch`), and what to return.
         """
-        has_objectives = self.training and labels is not None and objectives_of(self.vit.position_encoding)
+        has_objectives = self.training and labels is not None and self.vit.position_encoding.has_objectives()
         self.vit.wants_objectives = has_objectives
         logits = self.vit(pixel_values, start=start)
         loss = losses = None

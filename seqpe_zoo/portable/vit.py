@@ -1,16 +1,15 @@
 """timm's Vision Transformer with any position encoding of the registry.
 
-`PositionVisionTransformer` is a `VisionTransformer` that holds a `position_encoding` instead of a table
-`pos_embed`. It asks that once a forward pass for the positions of its image grid and hands every block the
-position inputs of its layer. All of timm's contract holds: features, intermediates, dynamic sizes, patch
-dropout, checkpointing, torch.fx, export. Names for `timm.create_model` are in the package's `timm_models.py`.
+`PositionVisionTransformer` is a `VisionTransformer` with a `position_encoding`. It asks that once a forward
+pass for the positions of its image grid and hands every block the position inputs of its layer. Features,
+intermediates, dynamic sizes, patch dropout, checkpointing, torch.fx and export work as in timm. Other models
+of timm are in `timm_hosts.py`, names for `timm.create_model` in `timm_models.py` of the package.
 """
 
-import contextlib
 import operator
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -37,8 +36,7 @@ from .positions import Positions
 register_notrace_module(PositionEncoding)
 
 MAX_SCORE_MATRIX = 64 * 2**20
-"""Largest matrix of position scores, in elements, that is built; longer sequences widen their heads instead."""
-
+"""Largest matrix of position scores, in elements, that is built; above it heads are widened."""
 
 torch.fx.wrap("attend_with_scores")  # how scores are added depends on sizes, which torch.fx does not know
 torch.fx.wrap("position_scores")
@@ -52,45 +50,67 @@ def attend_with_scores(
     mask: Tensor | None,
     is_causal: bool,
     dropout_p: float,
-    groups: int = 1,
 ) -> Tensor:
     """Scaled dot-product attention whose scores are (q k^T + f_q f_k^T) / sqrt(D); returns (B, H, L, D)."""
     scale, width = q.shape[-1] ** -0.5, v.shape[-1]
     rows = factors[0].shape[0] if factors[0].ndim == 4 else 1
     if rows * q.shape[1] * q.shape[2] * k.shape[2] > MAX_SCORE_MATRIX:
-        q, k, v = widen_heads(q, k, v, factors, groups)
+        q, k, v = widen_heads(q, k, v, factors)
     else:
-        scores = position_scores(factors, scale, groups).to(q.dtype)
-        mask, is_causal = maybe_add_mask(scores, resolve_mask(q.shape[2], scores, mask, is_causal)), False
+        scores = position_scores(factors, scale).to(q.dtype)
+        visible = resolve_mask(q.shape[2], scores, mask, is_causal)
+        if visible is not None:
+            # Masks may hold the lowest number of a dtype; below it half precision has minus infinity alone.
+            scores = (scores + visible).clamp(min=torch.finfo(q.dtype).min)
+        mask, is_causal = scores, False
     return F.scaled_dot_product_attention(q, k, v, mask, dropout_p, is_causal, scale=scale)[..., :width]
 
 
-class PositionAttention(Attention):
-    """timm's `Attention` with the operation of a position encoding."""
+class AttentionWithPositions(nn.Module):
+    """What all attention layers of timm do after projecting, with the operation of a position encoding.
+
+    Comes before an attention class of timm.
+    """
 
     operation = AttentionOperation()
 
-    def forward(
-        self, x: Tensor, inputs: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
+    def attend(
+        self,
+        x: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        inputs: Tensor,
+        attn_mask: Tensor | None,
+        is_causal: bool,
     ) -> Tensor:
-        """Attends; `inputs` are the position inputs of this layer, (L, T) or (B, L, T)."""
-        B, L, _ = x.shape
-        gate = self.gate(x).sigmoid() if self.gate is not None else None
-        q, k, v = self.qkv(x).reshape(B, L, 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
+        """Applies positions, attends, and projects.
+
+        Args:
+            x: input of the layer (B, L, C).
+            q: queries (B, H, L, D), normalised.
+            k: keys, likewise.
+            v: values.
+            inputs: position inputs of this layer, (L, T) or (B, L, T).
+            attn_mask: as in timm.
+            is_causal: as in timm.
+        """
         # Without gradients positions are written where queries and keys lie, unless a hook has seen them.
-        inplace = not (torch.is_grad_enabled() or is_traced() or has_hooks(self.qkv))
-        q = self.operation.on_query(self.q_norm(q), inputs, inplace)
-        k = self.operation.on_key(self.k_norm(k), inputs, inplace)
+        inplace = not (torch.is_grad_enabled() or is_traced() or has_hooks(self))
+        q = self.operation.on_query(q, inputs, inplace)
+        k = self.operation.on_key(k, inputs, inplace)
         dropout_p = self.attn_drop.p if self.training else 0.0
         if not self.fused_attn:
-            x = self._attend_in_steps(q, k, v, inputs, attn_mask, is_causal)
+            y = self._attend_in_steps(q, k, v, inputs, attn_mask, is_causal)
         elif self.operation.has_scores:
             factors = self.operation.score_factors(inputs, inputs)
-            x = attend_with_scores(q, k, v, factors, attn_mask, is_causal, dropout_p, self.operation.groups)
+            y = attend_with_scores(q, k, v, factors, attn_mask, is_causal, dropout_p)
         else:
-            x = F.scaled_dot_product_attention(q, k, v, attn_mask, dropout_p, is_causal)
-        x = self.norm(x.transpose(1, 2).reshape(B, L, self.attn_dim))
-        return self.proj_drop(self.proj(x if gate is None else x * gate))
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask, dropout_p, is_causal)
+        y = self.norm(y.transpose(1, 2).flatten(2))
+        if self.gate is not None:
+            y = y * self.gate(x).sigmoid()
+        return self.proj_drop(self.proj(y))
 
     def _attend_in_steps(
         self, q: Tensor, k: Tensor, v: Tensor, inputs: Tensor, attn_mask: Tensor | None, is_causal: bool
@@ -98,10 +118,21 @@ class PositionAttention(Attention):
         """Attention whose probabilities can be looked at, where timm's fused attention is off."""
         scores = (q * self.scale) @ k.transpose(-2, -1)
         if self.operation.has_scores:
-            factors = self.operation.score_factors(inputs, inputs)
-            scores = scores + position_scores(factors, self.scale, self.operation.groups)
+            scores = scores + position_scores(self.operation.score_factors(inputs, inputs), self.scale)
         scores = maybe_add_mask(scores, resolve_mask(q.shape[2], scores, attn_mask, is_causal))
         return self.attn_drop(scores.softmax(dim=-1)) @ v
+
+
+class PositionAttention(AttentionWithPositions, Attention):
+    """timm's `Attention` with a position encoding."""
+
+    def forward(
+        self, x: Tensor, inputs: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
+    ) -> Tensor:
+        """Attends; `inputs` are the position inputs of this layer."""
+        B, L, _ = x.shape
+        q, k, v = self.qkv(x).reshape(B, L, 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
+        return self.attend(x, self.q_norm(q), self.k_norm(k), v, inputs, attn_mask, is_causal)
 
 
 class PositionBlock(Block):
@@ -125,77 +156,110 @@ def keep_rows(inputs: Tensor, kept: Tensor, num_prefix: int) -> Tensor:
     return inputs.gather(1, rows.unsqueeze(-1).expand(-1, -1, inputs.shape[-1]))
 
 
-class _WithPositions(VisionTransformer):
-    """What the plain and the distilled model share."""
+class PositionHost(nn.Module):
+    """What all models of timm with a position encoding share; comes before a class of timm.
+
+    `add_position_encoding` changes a model that is built: it gives layers their classes with positions and
+    removes the model's own positions. Subclasses ask for position inputs where they embed images.
+    """
 
     position_encoding: PositionEncoding
+    layer_classes: ClassVar[dict[type, type]] = {}
+    """The class with positions of each class of blocks and attention layers that can have them."""
 
-    def __init__(
+    def add_position_encoding(
         self,
-        *args: Any,
-        pos_embed: str = "seqpe",
-        pos_embed_args: dict[str, Any] | None = None,
+        name: str,
+        options: dict[str, Any] | None = None,
+        keep_native: bool = False,
         train_img_size: Any = None,
-        patch_drop_rate: float = 0.0,
-        weight_init: str = "",
-        block_fn: type[nn.Module] = Block,
-        attn_layer: Any = "attn",
-        device: Any = None,
-        dtype: Any = None,
-        **kwargs: Any,
     ) -> None:
-        check_parts(block_fn, attn_layer)
-        super().__init__(
-            *args,
-            pos_embed="none",
-            weight_init="skip",
-            block_fn=PositionBlock,
-            attn_layer=PositionAttention,
-            device=device,
-            dtype=dtype,
-            **kwargs,
-        )
-        self.pos_embed = None
-        blocks: Any = self.blocks
-        self.blocks = nn.ModuleList(blocks)  # a Sequential would call its blocks with one argument
-        self.grid_start = (0, 0)
-        self.wants_objectives, self._step_losses, self._ignored_steps = False, None, 0
-        size = train_img_size if train_img_size is not None else self.patch_embed.img_size
-        height, width = (size, size) if isinstance(size, int) else size
-        first = self.blocks[0].attn
-        with torch.device(device) if device is not None else contextlib.nullcontext():
-            self.position_encoding = build_position_encoding(
-                pos_embed,
+        """Adds an encoding to a model of timm that has been built.
+
+        Args:
+            name: one of `list_position_encodings(2, causal=False)`.
+            options: of the encoding.
+            keep_native: keep the model's own positions too; SeqPE then starts by changing nothing.
+            train_img_size: image size of training, where it is not that of the model: encodings that
+                interpolate stretch the grid of this size.
+
+        Raises:
+            ValueError: blocks or attention layers of the model take no position encoding.
+        """
+        layers = [layer for block in self.blocks for layer in (block, getattr(block, "attn", block))]
+        classes = [self._class_with_positions(layer) for layer in layers]
+        weight, first = next(self.parameters()), self.blocks[0].attn
+        with torch.device(weight.device):
+            encoding = build_position_encoding(
+                name,
                 self.embed_dim,
                 num_heads=first.num_heads,
                 head_dim=first.head_dim,
                 num_layers=len(self.blocks),
                 num_dims=2,
-                train_shape=tuple(int(n) for n in self.patch_embed.dynamic_feat_size((height, width))),
+                train_shape=self.train_shape(train_img_size),
                 num_prefix=self.num_prefix_tokens,
-                **(pos_embed_args or {}),
+                **(options or {}),
             )
-        if dtype is not None:
-            self.position_encoding.to(dtype)
+        self.check_encoding(encoding)
+        self.keep_native = keep_native
+        self._initialize(encoding)
+        self.position_encoding = encoding.to(weight.dtype).train(self.training)
+        for layer, with_positions in zip(layers, classes, strict=True):
+            layer.__class__ = with_positions
         for block in self.blocks:
-            block.attn.operation = self.position_encoding.make_operation()
+            block.attn.operation = encoding.make_operation()
+        if keep_native:
+            # Its name in a checkpoint keeps models with and without their own positions apart.
+            self.register_buffer("keeps_native_positions", weight.new_ones(1, dtype=torch.uint8))
+        else:
+            self.remove_native_positions()
+        self.grid_start = (0, 0)
+        self.wants_objectives, self._step_losses, self._ignored_steps = False, None, 0
+        # timm's `_pos_embed` ends with this dropout where it adds a table, and leaves it out otherwise.
+        drops = hasattr(self, "pos_drop") and self.pos_embed is None
+        self.position_drop = self.pos_drop if drops else nn.Identity()
+        patch_drop_rate = getattr(self.patch_drop, "prob", 0.0)
         self.drops_patches = patch_drop_rate > 0
         if self.drops_patches:
-            self.patch_drop = PatchDropoutWithIndices(
-                patch_drop_rate, num_prefix_tokens=self.num_prefix_tokens
-            )
-        self.weight_init_mode = "reset" if weight_init == "skip" else weight_init
-        if weight_init != "skip":
-            self.init_weights(needs_reset=False)
+            self.patch_drop = PatchDropoutWithIndices(patch_drop_rate, self.num_prefix_tokens)
 
-    def init_weights(self, mode: str = "", needs_reset: bool = True) -> None:
-        super().init_weights(mode=mode, needs_reset=needs_reset)
-        self.position_encoding.initialize()  # timm initialises every Linear alike
+    def _class_with_positions(self, layer: nn.Module) -> type:
+        if type(layer) in self.layer_classes:
+            return self.layer_classes[type(layer)]
+        known = ", ".join(kind.__name__ for kind in self.layer_classes)
+        raise ValueError(
+            f"layers of type {type(layer).__name__} take no position encoding; those of timm that do: {known}"
+        )
+
+    def train_shape(self, train_img_size: Any = None) -> tuple[int, int]:
+        """Rows and columns of patches in an image of training."""
+        size = self.patch_embed.img_size if train_img_size is None else train_img_size
+        height, width = (size, size) if isinstance(size, int) else size
+        rows, columns = self.patch_embed.dynamic_feat_size((height, width))
+        return int(rows), int(columns)
+
+    def remove_native_positions(self) -> None:
+        """Removes the table of the model's own positions."""
+        self.pos_embed = None
+
+    def check_encoding(self, encoding: PositionEncoding) -> None:
+        """Raises ValueError for encodings that the model cannot have."""
+
+    def _initialize(self, encoding: PositionEncoding) -> None:
+        encoding.initialize()
+        if self.keep_native and hasattr(encoding, "start_neutral"):
+            encoding.start_neutral()
+
+    def init_weights(self, *args: Any, **kwargs: Any) -> None:
+        super().init_weights(*args, **kwargs)
+        if hasattr(self, "position_encoding"):  # else timm builds the rest first
+            self._initialize(self.position_encoding)  # timm initialises every Linear alike
 
     def load_pretrained(self, checkpoint_path: str, prefix: str = "") -> None:
         raise NotImplementedError(
-            f"{checkpoint_path} holds JAX weights, which need timm's own position table; load it with "
-            "pos_embed='learn' and graft the weights, or use the same weights in PyTorch's format"
+            f"{checkpoint_path} holds JAX weights, which need timm's own position table; load them into a "
+            "plain model and call set_position_encoding, or use the same weights in PyTorch's format"
         )
 
     def no_weight_decay(self) -> set[str]:
@@ -211,13 +275,6 @@ class _WithPositions(VisionTransformer):
         matcher["blocks"] = [*matcher["blocks"], (r"^position_encoding", (99999,))]
         return matcher
 
-    def prune_intermediate_layers(
-        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
-    ) -> list[int]:
-        kept = super().prune_intermediate_layers(indices, prune_norm, prune_head)
-        self.position_encoding.keep_layers(len(self.blocks))
-        return kept
-
     def set_grid_start(self, start: Sequence[int]) -> None:
         """Puts the first patch of all images at another row and column, until told otherwise.
 
@@ -229,68 +286,124 @@ class _WithPositions(VisionTransformer):
     def position_losses(self) -> PositionLosses:
         """Returns the two position objectives for a training loop: add `.weighted` to the loss of the task.
 
-        From the first call on, a forward pass in training mode draws them with the positions of its images, in
-        one encoder call; a loop that never asks pays nothing. Encodings without objectives give zeros.
+        From the first call on, a forward pass in training mode draws them with the positions of its images,
+        in one encoder call; a loop that never asks pays nothing. Encodings without objectives give zeros.
         """
         losses: PositionLosses | None
         losses, self._step_losses = self._step_losses, None
         self.wants_objectives = True
         if losses is not None:
             return losses
-        if objectives_of(self.position_encoding):
-            drawn: PositionLosses = self.position_encoding.position_losses(self.patch_embed.grid_size)
+        if self.position_encoding.has_objectives():
+            drawn: PositionLosses = self.position_encoding.position_losses()
             return drawn
-        zero = self.patch_embed.proj.weight.new_zeros(())
+        zero = next(self.parameters()).new_zeros(())
         return PositionLosses(zero, zero, zero)
 
-    def __getstate__(self) -> dict[str, Any]:
-        # Tensors inside a graph can be neither copied nor pickled.
-        return {**self.__dict__, "_step_losses": None}
+    def training_step(self, x: Tensor, inputs: PositionInputs) -> tuple[Tensor, list[Tensor], Tensor | None]:
+        """What a forward pass in training mode does once images are embedded.
 
-    def _embed(self, x: Tensor, start: Any) -> tuple[Tensor, list[Tensor]]:
-        """Embeds images: tokens (B, L, C), and the position inputs of all layers, (L, T) or (B, L, T)."""
-        x = self.patch_embed(x)
-        size = (x.shape[1], x.shape[2]) if self.dynamic_img_size else self.patch_embed.grid_size
-        origin = self.grid_start if start is None else checked_start(start)
-        inputs = self.position_encoding(
-            Positions(tuple(size), origin), x.shape[0], x.device, self.wants_objectives
-        )
-        x, layers = self._pos_embed(x), inputs.layers
-        if self.training:
-            self._after_training_step(inputs)
-        if self.position_encoding.changes_input:
-            x = self.position_encoding.on_input(x, inputs.encoded)
-        x = self.pos_drop(x)
-        if self.drops_patches:
-            x, layers = self._drop_patches(x, layers)
-        return self.norm_pre(x), layers
+        Keeps the objectives for `position_losses`, says once that a training loop leaves them out, and drops
+        patches together with their positions.
 
-    def _after_training_step(self, inputs: PositionInputs) -> None:
-        """Keeps the objectives for `position_losses`; says once that a training loop leaves them out."""
+        Returns:
+            The tokens and the position inputs of all layers that are left, and which patches (B, K) they are;
+            None for all.
+        """
         asked, self.wants_objectives = self.wants_objectives, False
         self._step_losses = inputs.losses if asked else None
         self._ignored_steps = 0 if asked else self._ignored_steps + 1
-        if self._ignored_steps == 2 and objectives_of(self.position_encoding):
+        if self._ignored_steps == 2 and self.position_encoding.has_objectives():
             warnings.warn(
                 "this model trains without the objectives of its position encoding, which are what makes it "
                 "extrapolate: add model.position_losses().weighted to the loss of every step, or set "
                 "distance_weight=0 and ood_weight=0",
                 stacklevel=2,
             )
-
-    def _drop_patches(self, x: Tensor, layers: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        if not self.drops_patches:
+            return x, inputs.layers, None
         x, kept = self.patch_drop(x)
-        if kept is None:
-            return x, layers
-        return x, [keep_rows(layer, kept, self.num_prefix_tokens) for layer in layers]
+        return x, [keep_rows(layer, kept, self.num_prefix_tokens) for layer in inputs.layers], kept
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Tensors inside a graph can be neither copied nor pickled.
+        return {**self.__dict__, "_step_losses": None}
+
+
+class PositionVisionTransformer(PositionHost, VisionTransformer):
+    """timm's `VisionTransformer` with a position encoding.
+
+    Args:
+        pos_embed: name of the encoding, one of `list_position_encodings(2, causal=False)`.
+        pos_embed_args: its options.
+        keep_native: keep timm's table of positions too.
+        train_img_size: image size of training, where it is not `img_size`: encodings that interpolate
+            stretch the grid of this size.
+        **kwargs: as of timm's `VisionTransformer`.
+    """
+
+    layer_classes: ClassVar = {Block: PositionBlock, Attention: PositionAttention}
+
+    def __init__(
+        self,
+        *args: Any,
+        pos_embed: str = "seqpe",
+        pos_embed_args: dict[str, Any] | None = None,
+        keep_native: bool = False,
+        train_img_size: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, pos_embed="learn" if keep_native else "none", **kwargs)
+        self.add_position_encoding(pos_embed, pos_embed_args, keep_native, train_img_size)
+
+    def add_position_encoding(self, *args: Any, **kwargs: Any) -> None:
+        """As in `PositionHost`."""
+        super().add_position_encoding(*args, **kwargs)
+        self.blocks = nn.ModuleList(self.blocks)  # a Sequential would call its blocks with one argument
+
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        kept = super().prune_intermediate_layers(indices, prune_norm, prune_head)
+        self.position_encoding.keep_layers(len(self.blocks))
+        return kept
 
     def forward_features(
-        self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False, start: Any = None
+        self,
+        x: Tensor,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+        start: Any = None,
+        outputs: list[Tensor] | None = None,
+        num_blocks: int | None = None,
     ) -> Tensor:
-        x, layers = self._embed(x, start)
+        """As in timm.
+
+        Args:
+            x: images.
+            attn_mask: as in timm.
+            is_causal: as in timm.
+            start: as in `forward`.
+            outputs: a list that gets the output of each block.
+            num_blocks: how many blocks run, by default all.
+        """
+        x = self.patch_embed(x)
+        size = (x.shape[1], x.shape[2]) if self.dynamic_img_size else self.patch_embed.grid_size
+        origin = self.grid_start if start is None else checked_start(start)
+        positions = Positions(tuple(size), origin)
+        inputs = self.position_encoding(positions, x.shape[0], x.device, self.wants_objectives)
+        x = self._pos_embed(x)
+        if self.position_encoding.changes_input:
+            x = self.position_encoding.on_input(x, inputs.encoded)
+        x, layers = self.position_drop(x), inputs.layers
+        if self.training:
+            x, layers, _ = self.training_step(x, inputs)
+        x = self.norm_pre(x)
         run = checkpoint if self.grad_checkpointing else call
-        for index, block in enumerate(self.blocks):
-            x = run(block, x, layers[index], attn_mask, is_causal)
+        for block, layer in zip(self.blocks[:num_blocks], layers, strict=False):
+            x = run(block, x, layer, attn_mask, is_causal)
+            if outputs is not None:
+                outputs.append(x)
         return self.norm(x)
 
     def forward(
@@ -323,48 +436,35 @@ class _WithPositions(VisionTransformer):
         """As in timm; `start` as in `forward`."""
         if output_fmt not in ("NCHW", "NLC"):
             raise ValueError(f"output_fmt={output_fmt!r} must be NCHW or NLC")
-        take_indices, max_index = feature_take_indices(len(self.blocks), indices)
-        batch, _, height, width = x.shape
-        x, layers = self._embed(x, start)
-        taken: list[Tensor] = []
-        run = checkpoint if self.grad_checkpointing else call
-        for index, block in enumerate(self.blocks[: max_index + 1] if stop_early else self.blocks):
-            x = run(block, x, layers[index], attn_mask, is_causal)
-            if index in take_indices:
-                taken.append(self.norm(x) if norm else x)
+        wanted, last = feature_take_indices(len(self.blocks), indices)
+        outputs: list[Tensor] = []
+        features = self.forward_features(
+            x, attn_mask, is_causal, start, outputs, last + 1 if stop_early else None
+        )
+        taken = [self.norm(outputs[i]) if norm else outputs[i] for i in sorted(wanted)]
         num_prefix = self.num_prefix_tokens
         prefix = [y[:, :num_prefix] for y in taken] if num_prefix and return_prefix_tokens else None
         spatial = [y[:, num_prefix:] for y in taken]
         if output_fmt == "NCHW":
-            rows, columns = self.patch_embed.dynamic_feat_size((height, width))
-            spatial = [y.reshape(batch, rows, columns, -1).permute(0, 3, 1, 2).contiguous() for y in spatial]
+            rows, columns = self.patch_embed.dynamic_feat_size(x.shape[-2:])
+            spatial = [y.unflatten(1, (rows, columns)).permute(0, 3, 1, 2).contiguous() for y in spatial]
         if output_dict:
             result: dict[str, Any] = {"image_intermediates": spatial}
             if prefix is not None:
                 result["image_intermediates_prefix"] = prefix
             if not intermediates_only:
-                result["image_features"] = self.norm(x)
+                result["image_features"] = features
             return result
         intermediates = spatial if prefix is None else list(zip(spatial, prefix, strict=True))
-        return intermediates if intermediates_only else (self.norm(x), intermediates)
+        return intermediates if intermediates_only else (features, intermediates)
 
 
-class PositionVisionTransformer(_WithPositions):
-    """timm's `VisionTransformer` with a position encoding.
-
-    Args:
-        pos_embed: name of the encoding, one of `list_position_encodings(2, causal=False)`.
-        pos_embed_args: its options.
-        train_img_size: image size of training, where it is not `img_size`: encodings that interpolate
-            stretch the grid of this size.
-        **kwargs: as of timm's `VisionTransformer`.
-    """
-
-
-class PositionVisionTransformerDistilled(_WithPositions, VisionTransformerDistilled):
+class PositionVisionTransformerDistilled(PositionVisionTransformer, VisionTransformerDistilled):
     """timm's `VisionTransformerDistilled` (DeiT) with a position encoding; arguments as above."""
 
     def _pos_embed(self, x: Tensor) -> Tensor:
+        if self.pos_embed is not None:
+            return super()._pos_embed(x)
         tokens = (self.cls_token, self.dist_token)
         x = x.view(x.shape[0], -1, x.shape[-1])
         return torch.cat([*(token.expand(x.shape[0], -1, -1) for token in tokens), x], dim=1)
@@ -372,24 +472,6 @@ class PositionVisionTransformerDistilled(_WithPositions, VisionTransformerDistil
 
 call = operator.call if hasattr(operator, "call") else lambda function, *given: function(*given)
 """Calls a block; `operator.call` is of Python 3.11."""
-
-
-def objectives_of(encoding: Any) -> bool:
-    """Whether an encoding has objectives of its own."""
-    return hasattr(encoding, "has_objectives") and bool(encoding.has_objectives())
-
-
-def check_parts(block_fn: Any, attn_layer: Any) -> None:
-    """Raises ValueError for blocks and attention layers of timm that take no position encoding."""
-    if block_fn not in (Block, PositionBlock):
-        raise ValueError(
-            f"blocks of type {block_fn.__name__} take no position encoding; use timm's plain block, block_fn=Block"
-        )
-    if attn_layer not in ("", "attn", Attention, PositionAttention):
-        name = attn_layer if isinstance(attn_layer, str) else attn_layer.__name__
-        raise ValueError(
-            f"attn_layer={name!r} takes no position encoding; use timm's plain attention, attn_layer='attn'"
-        )
 
 
 def checked_start(start: Sequence[int]) -> tuple[int, int]:
