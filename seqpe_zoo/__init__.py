@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     )
     from .portable.seqpe import SeqPE, SeqPEOptions
     from .timm_models import register_timm, unregister_timm
+    from .zoo import zoo_path
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOME = {
     "Host": "hosts",
@@ -61,6 +62,7 @@ _HOME = {
     "register_position_encoding": "portable.encodings",
     "register_timm": "timm_models",
     "unregister_timm": "timm_models",
+    "zoo_path": "zoo",
 }
 __all__ = [
     "ABSENT",
@@ -89,6 +91,7 @@ __all__ = [
     "set_position_encoding",
     "unregister_timm",
     "with_position_encoding",
+    "zoo_path",
 ]
 
 

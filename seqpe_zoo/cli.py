@@ -54,7 +54,7 @@ def _add_own_commands(subparsers: Any) -> None:
     info.set_defaults(handler=_info)
     bench = subparsers.add_parser("bench", help="compare speed and memory with timm and transformers")
     bench.add_argument("--full", action="store_true", help="all sizes, more repetitions")
-    bench.add_argument("--only", nargs="+", metavar="SECTION", default=[], help="as core, vit:224, gpt2")
+    bench.add_argument("--only", nargs="+", metavar="SECTION", default=[], help="as vit, gpt2, llama")
     bench.set_defaults(handler=_bench)
 
 
@@ -83,14 +83,11 @@ def _zoo_table() -> Any:
     from .evaluation.report import format_value
     from .hub.zoo_entries import zoo_entries
 
-    entries = zoo_entries()
-    if not entries:
-        return "trained models: in model_cards/ of a clone of the repository; this installation has none"
-    table = Table(title="trained models, in model_cards/")
+    table = Table(title="trained models that come with the package: seqpe_zoo.zoo_path(NAME)")
     table.add_column("name", no_wrap=True)
     table.add_column("trained on")
     table.add_column("measured")
-    for entry in entries:
+    for entry in zoo_entries():
         cells = [f"{size.split()[-1]}: {format_value(entry.metric, v)}" for size, v in entry.measured.items()]
         what = f"{entry.metric} at {', '.join(cells)}" if cells else "not measured"
         table.add_row(entry.name, entry.trained_on, what)

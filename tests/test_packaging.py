@@ -1,6 +1,11 @@
-"""The files that describe the package agree with each other."""
+"""The files that describe the package agree with each other, and the wheel is whole."""
 
+import os
 import re
+import subprocess
+import sys
+import sysconfig
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -8,10 +13,16 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from seqpe_zoo import zoo_path
+
 tomllib = pytest.importorskip("tomllib", reason="in the standard library from Python 3.11 on")
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+
+
+WHEEL_LIMIT = 10_000_000
+"""Bytes. Weights of the small models are most of it."""
 
 
 def declared_requirements() -> list[Requirement]:
@@ -48,3 +59,97 @@ def test_make_and_ci_know_the_same_targets() -> None:
     asked = re.findall(r"^make (.+)$", (REPOSITORY / ".ci" / "run").read_text(), re.MULTILINE)
     assert asked
     assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in asked[0].split())
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this tree."""
+    pytest.importorskip("hatchling", reason="builds the wheel; part of the dev extra")
+    folder = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), "."]
+    subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of a new environment that has the wheel, and sees the libraries of this one."""
+    folder = tmp_path_factory.mktemp("environment")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    python = folder / "bin" / "python"
+    # Files *.pth of a folder that is added in this way are not read: an editable seqpe_zoo stays hidden.
+    own = subprocess.run(
+        [python, "-c", PRINT_SITE], check=True, capture_output=True, text=True
+    ).stdout.strip()
+    (Path(own) / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    pip = [sys.executable, "-m", "pip", "--python", str(python)]
+    subprocess.run([*pip, "install", "--no-deps", "--no-index", str(wheel)], check=True, capture_output=True)
+    return python
+
+
+PRINT_SITE = "import sysconfig; print(sysconfig.get_path('purelib'))"
+
+
+def run_installed(python: Path, arguments: list[str], folder: Path) -> str:
+    """Runs a command in a folder, with nothing of the repository on the path."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    environment.update(HF_HUB_OFFLINE="1", COLUMNS="200")
+    program = str(python.parent / arguments[0])
+    done = subprocess.run(
+        [program, *arguments[1:]], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_the_wheel_has_every_file_of_the_package_and_the_small_models(wheel: Path) -> None:
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "seqpe_zoo", "model_cards"],
+        cwd=REPOSITORY,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.splitlines()
+    expected = {re.sub("^model_cards/", "seqpe_zoo/model_cards/", path) for path in listed}
+    assert "seqpe_zoo/model_cards/tiny-gpt2-seqpe-austen/model.safetensors" in expected
+    assert expected <= set(zipfile.ZipFile(wheel).namelist())
+    assert wheel.stat().st_size < WHEEL_LIMIT
+
+
+@pytest.mark.slow
+def test_an_installed_wheel_loads_its_models_in_an_empty_folder(installed: Path, tmp_path: Path) -> None:
+    code = """
+import seqpe_zoo, timm, torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+folder = seqpe_zoo.zoo_path("tiny-gpt2-seqpe-austen")
+model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+assert type(model).__module__ == "seqpe_zoo.portable.modeling_seqpe"
+text = "It is a truth universally acknowledged, that a single man in possession of a good fortune"
+tokens = tokenizer(text, return_tensors="pt").input_ids
+loss = model.eval()(tokens, labels=tokens).loss
+assert loss < 0.8 * torch.tensor(float(len(tokenizer))).log()  # trained: better than guessing
+vit = timm.create_model(f"local-dir:{seqpe_zoo.zoo_path('tiny-vit-seqpe-fashion')}", pretrained=True)
+assert vit.eval()(torch.zeros(1, 1, 28, 28)).shape == (1, 10)
+print(seqpe_zoo.__file__)
+"""
+    printed = run_installed(installed, ["python", "-c", code], tmp_path).splitlines()
+    assert Path(printed[-1]).is_relative_to(installed.parents[1])
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_commands_of_an_installed_wheel_find_the_models(installed: Path, tmp_path: Path) -> None:
+    names = sorted(path.parent.name for path in (REPOSITORY / "model_cards").glob("*/model.safetensors"))
+    printed = run_installed(installed, ["seqpe-zoo", "list"], tmp_path)
+    assert all(name in printed for name in names)
+    offered = "from seqpe_zoo.app.zoo import find_models; print(*(model.name for model in find_models()))"
+    assert run_installed(installed, ["python", "-c", offered], tmp_path).split() == names
+
+
+def test_a_mistyped_model_is_suggested() -> None:
+    assert (zoo_path("tiny-gpt2-seqpe-austen") / "model.safetensors").is_file()
+    with pytest.raises(ValueError, match=r"did you mean 'tiny-gpt2-seqpe-austen'\?.*choose one of tiny-gpt2"):
+        zoo_path("tiny-gpt2-seqpe-austin")

@@ -28,6 +28,7 @@ def test_public_names_are_frozen():
         "register_auto_classes",
         "register_timm",
         "unregister_timm",
+        "zoo_path",
     ]
     assert all(hasattr(seqpe_zoo, name) for name in seqpe_zoo.__all__)
 

@@ -1,4 +1,4 @@
-"""The models that the page offers: those of a clone, of a demo's report, or named by the user.
+"""The models that the page offers: those of the package, of a demo's report, or named by the user.
 
 A model is a folder that holds a configuration and weights, or a Hub id. Loaded models stay in memory, a few
 at a time, because the page asks for the same two again and again.
@@ -15,6 +15,7 @@ from pathlib import Path
 from ..data.errors import DataError
 from ..evaluation.commands import task_of
 from ..evaluation.model_loading import ImageModel, LanguageModel, load_image_model, load_language_model
+from ..zoo import zoo_folder
 
 TEXT, IMAGES = "text", "images"
 _KEPT_MODELS = 4
@@ -36,9 +37,8 @@ class ZooModel:
 
 
 def usual_places() -> list[Path]:
-    """Returns where models are looked for when none is named: the zoo of a clone, and a demo's report."""
-    clone = Path(__file__).resolve().parents[2]
-    return [clone / "model_cards", Path("model_cards"), Path("demo_report") / "models"]
+    """Returns where models are looked for when none is named: those of the package, and a demo's report."""
+    return [zoo_folder(), Path("demo_report") / "models"]
 
 
 def find_models(words: Sequence[str] = ()) -> list[ZooModel]:
@@ -56,8 +56,8 @@ def find_models(words: Sequence[str] = ()) -> list[ZooModel]:
         sources = [source for place in usual_places() for source in _folders_with_weights(place)]
     if not sources:
         raise DataError(
-            "there is no model to show: give folders or Hub ids with --models, train some with "
-            "`seqpe-zoo demo`, or start from a clone, whose model_cards/ holds the zoo"
+            "there is no model to show: give folders or Hub ids with --models, or train some with "
+            "`seqpe-zoo demo`"
         )
     return _named(dict.fromkeys(sources))
 

@@ -1,7 +1,6 @@
-"""The models of the zoo whose weights are in a clone of the repository, with what was measured of them.
+"""The models that come with the package, with what was measured of them.
 
-`model_cards/` is not part of the installed package: where there is no clone, there are no entries. Reads
-`facts.yaml` and `results.json` only, without torch.
+Reads `facts.yaml` and `results.json` only, without torch.
 """
 
 from __future__ import annotations
@@ -9,10 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..zoo import zoo_folder
 from .card_facts import Facts, Result, load_facts, load_results
-
-CARDS = Path(__file__).parents[2] / "model_cards"
-"""Beside the package in a clone; in an installation there is no such folder."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +27,9 @@ class ZooEntry:
     """Setting ("length 512") to value, smallest setting first; the mean where there are several seeds."""
 
 
-def zoo_entries(cards: Path = CARDS) -> list[ZooEntry]:
-    """Return the models below `model_cards` that have weights beside their card."""
-    folders = sorted(path.parent for path in cards.glob("*/facts.yaml"))
+def zoo_entries(cards: Path | None = None) -> list[ZooEntry]:
+    """Return the models that have weights beside their card, in a folder of cards or in the package."""
+    folders = sorted(path.parent for path in (cards or zoo_folder()).glob("*/facts.yaml"))
     return [
         _entry(folder, load_facts(folder / "facts.yaml"), load_results(folder / "results.json"))
         for folder in folders
