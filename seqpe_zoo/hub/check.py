@@ -4,7 +4,7 @@
 2. the card: metadata schema, licence list, sections (`card_rules.py`);
 3. a strict load and one forward pass in each library, in a fresh interpreter without seqpe_zoo, every
    tensor compared with the file and the logits with the fingerprint recorded by `stage`;
-4. the card's python snippets, executed word for word against a rehearsal of the repository.
+4. the card's python snippets, executed word for word in a Hub cache that holds the folder as published.
 
 When all pass, a receipt is written beside the folder; `push` asks for it. Steps 1 and 2 need no torch.
 """
@@ -101,14 +101,11 @@ def python_blocks(card: str) -> list[tuple[int, str]]:
 
 def _snippet_problems(folder: Path, manifest: dict[str, Any], done: Checked) -> list[str]:
     from .clean_room import run_snippets
-    from .rehearsal import TOKEN, rehearsal
 
     blocks = python_blocks((folder / "README.md").read_text(encoding="utf-8"))
     if not blocks:
         return ["README.md: no python snippet shows how to use the model"]
-    published_as = manifest["published_as"]
-    with rehearsal(folder, published_as["repo_id"], published_as.get("tag")) as endpoint:
-        problems = run_snippets(blocks, endpoint=endpoint, token=TOKEN)
+    problems = run_snippets(blocks, folder, **manifest["published_as"])
     done.snippets_run = len(blocks)
     return problems
 

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from .card_snippets import LOCAL_DIR
 from .errors import HubError, redact
+from .manifest import MANIFEST, sha256_of
 
 LOGIT_TOLERANCE = 1e-5  # relative to the largest logit when that exceeds 1
 _SCRIPT = Path(__file__).with_name("probe_script.py")
@@ -110,10 +113,23 @@ print("SNIPPETS DONE")
 """
 
 
-def run_snippets(blocks: list[tuple[int, str]], *, endpoint: str, token: str) -> list[str]:
-    """Execute numbered python blocks against a Hub at `endpoint`; return what failed, as sentences.
+def fill_cache(home: Path, folder: Path, repo_id: str, tag: str | None = None) -> None:
+    """Lay out `HF_HOME` as if `folder` had been published as `repo_id`, tagged `tag`, and downloaded."""
+    commit = sha256_of(folder / MANIFEST)[:40]
+    cache = home / "hub" / f"models--{repo_id.replace('/', '--')}"
+    shutil.copytree(folder, cache / "snapshots" / commit)
+    (cache / "refs").mkdir()
+    for name in filter(None, ("main", tag)):
+        (cache / "refs" / name).write_text(commit, encoding="utf-8")
 
-    Blocks that import seqpe_zoo run with it, all others in a process where it cannot be imported.
+
+def run_snippets(
+    blocks: list[tuple[int, str]], folder: Path, repo_id: str, tag: str | None = None
+) -> list[str]:
+    """Execute numbered python blocks where `folder` is in the Hub's cache; return what failed, as sentences.
+
+    The network is not used. Blocks that import seqpe_zoo run with it, all others in a process where it cannot
+    be imported.
     """
     problems = []
     for with_package in (False, True):
@@ -122,11 +138,13 @@ def run_snippets(blocks: list[tuple[int, str]], *, endpoint: str, token: str) ->
             continue
         request = {"blocks": group, "package_path": _PACKAGE_PATH if with_package else None}
         with tempfile.TemporaryDirectory(prefix="seqpe_zoo_snippets_") as scratch:
-            hub = {"HF_ENDPOINT": endpoint, "HF_TOKEN": token, "HF_HUB_DISABLE_XET": "1"}
+            home = Path(scratch) / "home"
+            fill_cache(home, folder, repo_id, tag)
+            shutil.copytree(folder, Path(scratch) / LOCAL_DIR)  # downloaded before, as offline use asks
             try:
                 done = subprocess.run(
                     [sys.executable, "-I", "-c", _SNIPPET_RUNNER, json.dumps(request)],
-                    env=_environment(Path(scratch) / "home", **hub),
+                    env=_environment(home, HF_HUB_OFFLINE="1"),
                     cwd=scratch,
                     capture_output=True,
                     text=True,

@@ -1,4 +1,4 @@
-"""The commands stage, check, plan, push, verify, sync-code and loopback-hub: arguments in, exit code out.
+"""The commands stage, check, plan, push, verify, sync-code and card: arguments in, exit code out.
 
 `add_subcommands` only declares arguments; a handler imports what it needs when it runs. Every handler ends
 with an exit code from `errors.py` and, on failure, with a sentence on stderr that says what to do. Tokens
@@ -216,14 +216,6 @@ def run_sync_code(options: argparse.Namespace) -> int:
 
 
 @_handler
-def run_loopback_hub(options: argparse.Namespace) -> int:
-    """Serve a Hub on this machine."""
-    from .loopback.server import serve
-
-    return serve(options)
-
-
-@_handler
 def run_card(options: argparse.Namespace) -> int:
     """Render cards, or say which are stale."""
     from .card import render_card
@@ -315,11 +307,6 @@ def add_subcommands(subparsers: Any) -> None:
     parser = command("card", "render model cards from facts.yaml and results.json", run_card)
     parser.add_argument("folders", nargs="+", type=Path, help="model_cards/<id> ...")
     parser.add_argument("--fresh", action="store_true", help="write nothing; fail if a README is stale")
-
-    parser = command("loopback-hub", "serve a Hub on this machine to rehearse a push", run_loopback_hub)
-    from .loopback.server import add_arguments
-
-    add_arguments(parser)
 
 
 def _add_target(parser: argparse.ArgumentParser) -> None:

@@ -136,6 +136,16 @@ def same_tensors(state, name):
     return found[:1] or [key for key in state if key.partition(".")[2] == name]
 
 
+def saved_state(model):
+    """Return the model's tensors by their names in memory and, with transformers, in its files."""
+    state = model.state_dict()
+    if "transformers" in sys.modules and hasattr(model, "save_pretrained"):
+        from transformers.core_model_loading import revert_weight_conversion
+
+        state = {**state, **revert_weight_conversion(model, dict(state))}
+    return state
+
+
 def compare_tensors(model, folder):
     """Return how the loaded tensors differ from the safetensors files in a folder, bit by bit."""
     from pathlib import Path
@@ -143,7 +153,7 @@ def compare_tensors(model, folder):
     import torch
     from safetensors import safe_open
 
-    state = model.state_dict()
+    state = saved_state(model)
     problems, compared = [], 0
     for path in sorted(Path(folder).glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:

@@ -321,7 +321,7 @@ def test_targets_that_make_no_sense_are_refused(options):
 
 
 def test_help_of_every_command_starts_without_heavy_libraries():
-    for command in ("stage", "check", "plan", "push", "verify", "sync-code", "card", "loopback-hub"):
+    for command in ("stage", "check", "plan", "push", "verify", "sync-code", "card"):
         done = subprocess.run([sys.executable, LIGHT, command, "--help"], capture_output=True, text=True)
         assert done.returncode == 0
         assert "exit codes" in done.stdout
