@@ -148,6 +148,15 @@ def put_collection(hub: LoopbackHub) -> str:
     return slug
 
 
+def restage(folder: Path) -> None:
+    """Make manifest and receipt fit the folder's files again."""
+    from seqpe_zoo.hub.check import write_receipt
+    from seqpe_zoo.hub.manifest import read_manifest, write_manifest
+
+    write_manifest(folder, read_manifest(folder))
+    write_receipt(folder)
+
+
 def folder_hashes(folder: Path) -> dict[str, str]:
     import hashlib
 

@@ -192,7 +192,7 @@ def test_the_road_back(workshop, tmp_path):
 
 def copy_with_receipt(source, target):
     shutil.copytree(source, target)
-    write_receipt(target, {})
+    write_receipt(target)
     return target
 
 
