@@ -17,10 +17,65 @@ from typing import Any
 
 from .card_facts import Facts, Result, load_facts, load_results
 from .card_snippets import usage
-from .card_template import CITATION, PAPER_URL, TEMPLATE
 from .errors import UsageError
 
 NOT_MEASURED = "not measured"
+PAPER_URL = "https://arxiv.org/abs/2506.13277"
+
+TEMPLATE = """\
+---
+{{metadata}}
+---
+
+# {{title}}
+
+{{summary}}
+
+{{facts_table}}
+
+## Usage
+
+{{usage}}
+
+## Position encoding
+
+{{position_encoding}}
+
+## Results
+
+{{results}}
+
+## Training
+
+{{training}}
+
+## Limits
+
+{{limits}}
+
+## Licence
+
+{{licence}}
+
+## Citation
+
+```bibtex
+{{citation}}
+```
+
+## Provenance
+
+{{provenance}}
+"""
+
+CITATION = """\
+@article{li2025seqpe,
+  title   = {{SeqPE}: Transformer with Sequential Position Encoding},
+  author  = {Li, Huayang and Liu, Yahui and Sun, Hongyu and Cai, Deng and Cui, Leyang and Bi, Wei
+             and Zhao, Peilin and Watanabe, Taro},
+  journal = {arXiv preprint arXiv:2506.13277},
+  year    = {2025}
+}"""
 
 
 def render_card(folder: Path) -> str:

@@ -6,12 +6,14 @@ table.
 
 from __future__ import annotations
 
-import json
+import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from .errors import UsageError
+from .files import parse_yaml, read_json, read_text
+from .plan import require_ref, require_repo_id
 
 
 @dataclass(frozen=True)
@@ -48,11 +50,14 @@ class Facts:
     tokenizer: bool = True
 
     def __post_init__(self) -> None:
+        _require_types(self)
+        require_repo_id(self.repo_id)
+        require_ref(self.tag, "tag")
         unknown = [library for library in self.libraries if library not in ("timm", "transformers")]
         if unknown or not self.libraries:
-            raise UsageError(f"facts.yaml: libraries {self.libraries} must be among timm and transformers")
+            raise UsageError(f"libraries {self.libraries} must be among timm and transformers")
         if "name" not in self.position_encoding:
-            raise UsageError("facts.yaml: position_encoding needs a name, one of the registry's")
+            raise UsageError("position_encoding needs a name, one of the registry's")
 
 
 @dataclass(frozen=True)
@@ -76,53 +81,56 @@ class Result:
     spread: float | None = None
 
     def __post_init__(self) -> None:
+        _require_types(self)
         if (self.mean is None) != (self.spread is None) or (self.mean is not None and len(self.seeds) < 2):
-            raise UsageError("results.json: mean and spread go together, with the seeds of at least two runs")
+            raise UsageError("mean and spread go together, with the seeds of at least two runs")
         if self.origin not in ("measured", "paper"):
-            raise UsageError(f"results.json: origin {self.origin!r} must be 'measured' or 'paper'")
+            raise UsageError(f"origin {self.origin!r} must be 'measured' or 'paper'")
         if self.origin == "measured" and self.value is not None and not self.command:
-            raise UsageError(
-                f"results.json: the measured {self.metric} on {self.dataset.get('name')} has no command"
-            )
+            raise UsageError(f"the measured {self.metric} on {self.dataset.get('name')} has no command")
         if self.origin == "paper" and not self.where:
-            raise UsageError(f"results.json: the paper's {self.metric} needs 'where', the table it stands in")
+            raise UsageError(f"the paper's {self.metric} needs 'where', the table it stands in")
         if not self.dataset.get("name") or not self.dataset.get("id"):
-            raise UsageError("results.json: a dataset needs name and id")
+            raise UsageError("a dataset needs name and id")
+
+
+_TYPES = {"str": str, "list": list, "dict": dict, "bool": bool, "int": int, "float": (int, float)}
+
+
+def _require_types(self: Any) -> None:
+    """Refuse a value of another type than its field is declared with."""
+    for f in fields(self):
+        value, names = getattr(self, f.name), re.findall(r"\w+", re.sub(r"\[.*?\]", "", str(f.type)))
+        if not (value is None if "None" in names else False) and not isinstance(value, _TYPES[names[0]]):
+            raise UsageError(f"{f.name} must be {f.type}, not {str(value)[:60]!r}")
 
 
 def _strict(kind: type, values: Any, where: str) -> Any:
     if not isinstance(values, dict):
         raise UsageError(f"{where} must be a mapping")
     known = {f.name for f in fields(kind)}
-    if unknown := sorted(set(values) - known):
+    if unknown := sorted(map(str, set(values) - known)):
         raise UsageError(f"{where}: unknown key(s) {', '.join(unknown)}; known: {', '.join(sorted(known))}")
     try:
         return kind(**values)
-    except TypeError as error:
-        raise UsageError(f"{where}: {error}") from None
+    except (TypeError, UsageError) as error:
+        raise UsageError(f"{where}: {error.args[0]}") from None
 
 
 def load_facts(path: Path) -> Facts:
     """Read `facts.yaml`."""
-    import yaml
-
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = parse_yaml(read_text(path), path.name)
     except FileNotFoundError:
-        raise UsageError(
-            f"{path.name} not found in {path.parent.name}", "write it; see model_cards/README.md"
-        ) from None
-    except yaml.YAMLError as error:
-        raise UsageError(f"{path.name} is not YAML: {error}") from error
-    return _strict(Facts, values, path.name)
+        problem = f"{path.name} not found in {path.parent.name}"
+        raise UsageError(problem, "write it; see model_cards/README.md") from None
+    facts: Facts = _strict(Facts, values, path.name)
+    return facts
 
 
 def load_results(path: Path) -> list[Result]:
     """Read `results.json`; a missing file means that nothing was measured."""
-    if not path.is_file():
-        return []
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UsageError(f"{path.name} is not JSON: {error}") from error
-    return [_strict(Result, value, f"{path.name}, result {n}") for n, value in enumerate(values["results"])]
+    values = read_json(path).get("results") if path.is_file() else []
+    if not isinstance(values, list):
+        raise UsageError(f"{path.name} needs a list 'results'")
+    return [_strict(Result, value, f"{path.name}, result {n}") for n, value in enumerate(values)]

@@ -9,6 +9,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from .errors import UsageError
+from .files import parse_yaml
+
 LICENSES = frozenset(
     """apache-2.0 mit openrail bigscience-openrail-m creativeml-openrail-m bigscience-bloom-rail-1.0
     bigcode-openrail-m afl-3.0 artistic-2.0 bsl-1.0 bsd bsd-2-clause bsd-3-clause bsd-3-clause-clear
@@ -41,27 +44,19 @@ _LIST_FIELDS = ("tags", "datasets", "metrics", "language")
 
 
 def split_card(text: str) -> tuple[dict[str, Any], str]:
-    """Return a card's metadata and body, or raise ValueError."""
-    import yaml
-
+    """Return a card's metadata and body."""
     match = re.match(r"---\r?\n(.*?)\r?\n---\r?\n", text, re.DOTALL)
     if not match:
-        raise ValueError("the card does not begin with a metadata block between two lines '---'")
-    try:
-        data = yaml.safe_load(match[1])
-    except yaml.YAMLError as error:
-        raise ValueError(f"the card's metadata is not YAML: {error}") from error
-    if not isinstance(data, dict):
-        raise ValueError("the card's metadata is not a mapping")
-    return data, text[match.end() :]
+        raise UsageError("the card does not begin with a metadata block between two lines '---'")
+    return parse_yaml(match[1], "the card's metadata"), text[match.end() :]
 
 
 def card_problems(text: str) -> list[str]:
     """Return every reason, one sentence each, why the Hub or a reader would be unhappy with this card."""
     try:
         data, body = split_card(text)
-    except ValueError as error:
-        return [f"README.md: {error}"]
+    except UsageError as error:
+        return [f"README.md: {error.args[0]}"]
     problems = _license_problems(data)
     problems += [
         f"metadata: {key} is missing" for key in ("library_name", "pipeline_tag", "tags") if not data.get(key)

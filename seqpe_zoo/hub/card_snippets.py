@@ -1,8 +1,11 @@
-"""The python snippets of a card. `check` runs them word for word against a rehearsal of the repository."""
+"""The python snippets of a card. `check` runs them word for word, with the folder in the Hub's cache."""
 
 from __future__ import annotations
 
 from .card_facts import Facts
+
+LOCAL_DIR = "model_folder"
+"""Where the snippet for offline use downloads to."""
 
 
 def usage(facts: Facts) -> str:
@@ -71,7 +74,7 @@ def _timm(facts: Facts, place: str, first: str = "", more: str = "") -> str:
 
 
 def _offline(facts: Facts) -> str:
-    download = f'folder = snapshot_download("{facts.repo_id}", local_dir="model_folder")  # once, online'
+    download = f'folder = snapshot_download("{facts.repo_id}", local_dir="{LOCAL_DIR}")  # once, online'
     more = "from huggingface_hub import snapshot_download"
     if facts.libraries[0] == "transformers":
         return _transformers(facts, "folder", first=download, more=more)

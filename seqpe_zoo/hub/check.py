@@ -4,41 +4,30 @@
 2. the card: metadata schema, licence list, sections (`card_rules.py`);
 3. a strict load and one forward pass in each library, in a fresh interpreter without seqpe_zoo, every
    tensor compared with the file and the logits with the fingerprint recorded by `stage`;
-4. the card's python snippets, executed word for word against a rehearsal of the repository.
+4. the card's python snippets, executed word for word with the folder in the Hub's cache.
 
 When all pass, a receipt is written beside the folder; `push` asks for it. Steps 1 and 2 need no torch.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
-from dataclasses import dataclass, field
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from .card_rules import card_problems
-from .config_rules import libraries_of
 from .contents import find_problems
 from .errors import CheckFailed, UsageError
-from .manifest import MANIFEST, compare_with_manifest, read_manifest, sha256_of
+from .files import read_json, read_text, sha256_of, write_json
+from .manifest import MANIFEST, compare_with_manifest, read_manifest
 
 _NOT_RUN = "<!-- not run:"  # a snippet below this comment is not executed; the comment says why
 
 
-@dataclass
-class Checked:
-    """What `check` looked at."""
-
-    folder: Path
-    libraries: dict[str, dict[str, Any]] = field(default_factory=dict)
-    snippets_run: int = 0
-    receipt: Path | None = None
-
-
-def check(folder: Path, *, load: bool = True, snippets: bool = True) -> Checked:
-    """Raise `CheckFailed` with every problem found, or return what was looked at.
+def check(folder: Path, *, load: bool = True, snippets: bool = True) -> list[str]:
+    """Raise `CheckFailed` with every problem found, or return what was looked at, as sentences.
 
     Args:
         folder: a folder made by `stage`.
@@ -46,47 +35,37 @@ def check(folder: Path, *, load: bool = True, snippets: bool = True) -> Checked:
         snippets: execute the card's python blocks.
     """
     check_static(folder)
-    manifest = read_manifest(folder)
-    done = Checked(folder)
-    problems: list[str] = []
+    manifest, done, problems = read_manifest(folder), ["contents and card are fine"], []
     if load:
-        problems += _load_problems(folder, manifest, done)
+        from .clean_room import loading_problems, probe
+
+        reports = probe(read_json(folder / "config.json"), folder, weights=folder)
+        problems, fine = loading_problems(reports, manifest["fingerprints"])
+        done += fine
     if snippets and not problems:
-        problems += _snippet_problems(folder, manifest, done)
+        from .clean_room import run_snippets
+
+        blocks = python_blocks(read_text(folder / "README.md"))
+        if not blocks:
+            problems.append("README.md: no python snippet shows how to use the model")
+        problems += run_snippets(blocks, folder, **manifest["published_as"])
+        done.append(f"{len(blocks)} snippets of the card ran")
     if problems:
         raise CheckFailed(problems)
     if load and snippets:
-        done.receipt = write_receipt(folder, done.libraries)
-    return done
+        write_receipt(folder)
+        return [*done, "ready to push"]
+    return [*done, "not complete: push asks for a check with loading and snippets"]
 
 
 def check_static(folder: Path) -> None:
     """Do steps 1 and 2 only: a few file reads."""
-    folder = Path(folder)
     problems = find_problems(folder)
     if not problems:
         problems = compare_with_manifest(folder, read_manifest(folder))
-        problems += card_problems((folder / "README.md").read_text(encoding="utf-8"))
+        problems += card_problems(read_text(folder / "README.md"))
     if problems:
         raise CheckFailed(problems)
-
-
-def _load_problems(folder: Path, manifest: dict[str, Any], done: Checked) -> list[str]:
-    from .clean_room import compare_fingerprints, probe
-
-    problems = []
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    for library, report in probe(libraries_of(config), folder, weights=folder).items():
-        problems += [f"{library}: {problem}" for problem in report["problems"]]
-        if report["problems"]:
-            continue
-        done.libraries[library] = {"class": report["class"], "tensors_equal": report["tensors_equal"]}
-        recorded = manifest["fingerprints"].get(library)
-        if recorded is None:
-            problems.append(f"{library}: no logits fingerprint was recorded; stage again")
-        elif difference := compare_fingerprints(report["fingerprint"], recorded):
-            problems.append(f"{library}: {difference}")
-    return problems
 
 
 def python_blocks(card: str) -> list[tuple[int, str]]:
@@ -99,46 +78,25 @@ def python_blocks(card: str) -> list[tuple[int, str]]:
     return blocks
 
 
-def _snippet_problems(folder: Path, manifest: dict[str, Any], done: Checked) -> list[str]:
-    from .clean_room import run_snippets
-    from .rehearsal import TOKEN, rehearsal
-
-    blocks = python_blocks((folder / "README.md").read_text(encoding="utf-8"))
-    if not blocks:
-        return ["README.md: no python snippet shows how to use the model"]
-    published_as = manifest["published_as"]
-    with rehearsal(folder, published_as["repo_id"], published_as.get("tag")) as endpoint:
-        problems = run_snippets(blocks, endpoint=endpoint, token=TOKEN)
-    done.snippets_run = len(blocks)
-    return problems
-
-
-# The receipt ------------------------------------------------------------------------------------------------
-
-
 def receipt_path(folder: Path) -> Path:
     """Return where the receipt of a folder lies: beside it, so that it is never uploaded."""
     folder = folder.resolve()
     return folder.parent / f"{folder.name}.checked.json"
 
 
-def write_receipt(folder: Path, libraries: dict[str, Any]) -> Path:
+def write_receipt(folder: Path) -> None:
     """Note that exactly this folder passed."""
     path = receipt_path(folder)
     temporary = path.with_suffix(".new")
-    receipt = {"manifest_sha256": sha256_of(folder / MANIFEST), "libraries": libraries}
-    temporary.write_text(json.dumps(receipt, indent=2) + "\n", encoding="utf-8")
+    write_json(temporary, {"manifest_sha256": sha256_of(folder / MANIFEST)})
     os.replace(temporary, path)
-    return path
 
 
 def require_receipt(folder: Path) -> None:
     """Refuse a folder that was not checked, or was changed since."""
-    path = receipt_path(folder)
-    try:
-        receipt = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
-        receipt = {}
+    receipt: dict[str, Any] = {}
+    with suppress(FileNotFoundError, UsageError):
+        receipt = read_json(receipt_path(folder))
     if receipt.get("manifest_sha256") != sha256_of(folder / MANIFEST):
         raise UsageError(
             f"{folder.name} has not passed `seqpe-zoo check` since it was staged",

@@ -1,20 +1,25 @@
 """Fresh interpreters for loading models and running card snippets: no seqpe_zoo, no inherited paths.
 
-`probe` starts `probe_script.py` and returns its report; `run_snippets` executes a card's python blocks. Torch
-is only imported in the processes started here, so that the caller stays light.
+Both are done by `probe_script.py`. Torch is only imported in the processes started here, so that the caller
+stays light.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from .card_snippets import LOCAL_DIR
+from .config_rules import libraries_of
 from .errors import HubError, redact
+from .files import sha256_of
+from .manifest import MANIFEST
 
 LOGIT_TOLERANCE = 1e-5  # relative to the largest logit when that exceeds 1
 _SCRIPT = Path(__file__).with_name("probe_script.py")
@@ -23,18 +28,33 @@ _TIMEOUT = 900
 _FOR_THE_HUB = ("HF_ENDPOINT", "HF_TOKEN", "HF_HUB_DISABLE_XET")
 
 
-def _environment(home: Path, **extra: str) -> dict[str, str]:
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "HF_", "TRANSFORMERS_"))}
-    quiet = {
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-    }
-    return {**kept, **quiet, "HF_HOME": str(home), **extra}
+def _run(
+    request: dict[str, Any], scratch: Path, home: Path, online: bool
+) -> tuple[list[dict[str, Any]], str]:
+    """Return the reports of `probe_script.py`, and the end of what it said beside them."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "HF_", "TRANSFORMERS_"))}
+    env |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HOME": str(home)}
+    # The code of a local folder runs without a token and without the network.
+    env |= {n: os.environ[n] for n in _FOR_THE_HUB if n in os.environ} if online else {"HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-I", str(_SCRIPT), json.dumps({**request, "package_path": _PACKAGE_PATH})]
+    try:
+        done = subprocess.run(
+            command,
+            env={**env, "TOKENIZERS_PARALLELISM": "false"},
+            cwd=scratch,
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise HubError(f"loading the model or running the snippets took more than {_TIMEOUT} s") from error
+    lines = [line.removeprefix("PROBE ") for line in done.stdout.splitlines() if line.startswith("PROBE ")]
+    tail = "\n".join(done.stderr.splitlines()[-8:])
+    return [json.loads(redact(line)) for line in lines], redact(f"exit {done.returncode}:\n{tail}")
 
 
 def probe(
-    libraries: list[str],
+    config: dict[str, Any],
     place: str | Path,
     *,
     revision: str | None = None,
@@ -50,33 +70,40 @@ def probe(
     Returns by library `problems` (sentences), `class`, `fingerprint` of the logits, and `tensors_equal`, the
     number of tensors that equal those in the folder `weights` bit by bit.
     """
+    libraries = libraries_of(config)
     place = str(place) if revision else str(Path(place).resolve())  # the process runs in another folder
-    request: dict[str, Any] = {"libraries": libraries, "place": place, "revision": revision}
-    request |= {"with_package": with_package, "package_path": _PACKAGE_PATH}
-    if weights is not None:
-        request["weights"] = str(Path(weights).resolve())
+    request = {"libraries": libraries, "place": place, "revision": revision, "with_package": with_package}
+    request["weights"] = str(Path(weights).resolve()) if weights else None
     with tempfile.TemporaryDirectory(prefix="seqpe_zoo_probe_") as scratch:
-        # The code of a local folder runs without a token and without the network.
-        extra = {"HF_HUB_OFFLINE": "1"}
-        if revision:
-            extra = {name: os.environ[name] for name in _FOR_THE_HUB if name in os.environ}
-        done = subprocess.run(
-            [sys.executable, "-I", str(_SCRIPT), json.dumps(request)],
-            env=_environment(home or Path(scratch) / "home", **extra),
-            cwd=scratch,
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT,
-        )
-    reports = {}
-    for line in done.stdout.splitlines():
-        if line.startswith("PROBE "):
-            report = json.loads(line.removeprefix("PROBE "))
-            report["problems"] = [redact(problem) for problem in report["problems"]]
-            reports[report["library"]] = report
-    tail = redact("\n".join(done.stderr.splitlines()[-8:]))
-    silent = {"problems": [f"the loading process ended without a report (exit {done.returncode}):\n{tail}"]}
-    return {library: reports.get(library, silent) for library in libraries}
+        reports, tail = _run(request, Path(scratch), home or Path(scratch) / "home", bool(revision))
+    found = {report["library"]: report for report in reports}
+    silent = {"problems": [f"the loading process ended without a report ({tail})"]}
+    return {library: found.get(library, silent) for library in libraries}
+
+
+def loading_problems(
+    reports: dict[str, dict[str, Any]], recorded: dict[str, Any] | None = None
+) -> tuple[list[str], list[str]]:
+    """Return what is wrong with the outcome of `probe`, and a sentence for each library that loaded well.
+
+    Args:
+        reports: by library.
+        recorded: the fingerprints that the logits must have.
+    """
+    problems, fine = [], []
+    for library, report in reports.items():
+        wrong = list(report["problems"])
+        if recorded is not None and not wrong:
+            if library not in recorded:
+                wrong.append("no logits fingerprint was recorded; stage again")
+            elif difference := compare_fingerprints(report["fingerprint"], recorded[library]):
+                wrong.append(difference)
+        problems += [f"{library}: {problem}" for problem in wrong]
+        if not wrong and recorded is not None:
+            fine.append(
+                f"{library}: {report['tensors_equal']} tensors equal, logits equal ({report['class']})"
+            )
+    return problems, fine
 
 
 def compare_fingerprints(found: dict[str, Any], wanted: dict[str, Any]) -> str | None:
@@ -90,56 +117,36 @@ def compare_fingerprints(found: dict[str, Any], wanted: dict[str, Any]) -> str |
     return None
 
 
-_SNIPPET_RUNNER = """
-import json, sys
-request = json.loads(sys.argv[1])
-if request["package_path"]:
-    sys.path.insert(0, request["package_path"])
-else:
-    class Forbidden:
-        def find_spec(self, fullname, path=None, target=None):
-            if fullname.split(".")[0] == "seqpe_zoo":
-                raise ModuleNotFoundError(f"No module named {fullname!r} (hidden by the check)")
-    sys.meta_path.insert(0, Forbidden())
-for number, code in request["blocks"]:
-    try:
-        exec(compile(code, f"<snippet {number}>", "exec"), {"__name__": "__main__"})
-    except BaseException as error:
-        print(f"SNIPPET {number} {type(error).__name__}: {error}"[:1500].replace("\\n", " "))
-print("SNIPPETS DONE")
-"""
+def _fill_cache(home: Path, folder: Path, repo_id: str, tag: str | None) -> None:
+    """Lay out `HF_HOME` as if `folder` had been published as `repo_id`, tagged `tag`, and downloaded."""
+    commit = sha256_of(folder / MANIFEST)[:40]
+    cache = home / "hub" / f"models--{repo_id.replace('/', '--')}"
+    shutil.copytree(folder, cache / "snapshots" / commit)
+    (cache / "refs").mkdir()
+    for name in filter(None, ("main", tag)):
+        (cache / "refs" / name).write_text(commit, encoding="utf-8")
 
 
-def run_snippets(blocks: list[tuple[int, str]], *, endpoint: str, token: str) -> list[str]:
-    """Execute numbered python blocks against a Hub at `endpoint`; return what failed, as sentences.
+def run_snippets(
+    blocks: list[tuple[int, str]], folder: Path, repo_id: str, tag: str | None = None
+) -> list[str]:
+    """Execute numbered python blocks where `folder` is in the Hub's cache; return what failed, as sentences.
 
-    Blocks that import seqpe_zoo run with it, all others in a process where it cannot be imported.
+    The network is not used. Blocks that import seqpe_zoo run with it, all others in a process where it cannot
+    be imported.
     """
     problems = []
     for with_package in (False, True):
         group = [(n, code) for n, code in blocks if ("import seqpe_zoo" in code) == with_package]
         if not group:
             continue
-        request = {"blocks": group, "package_path": _PACKAGE_PATH if with_package else None}
         with tempfile.TemporaryDirectory(prefix="seqpe_zoo_snippets_") as scratch:
-            hub = {"HF_ENDPOINT": endpoint, "HF_TOKEN": token, "HF_HUB_DISABLE_XET": "1"}
-            try:
-                done = subprocess.run(
-                    [sys.executable, "-I", "-c", _SNIPPET_RUNNER, json.dumps(request)],
-                    env=_environment(Path(scratch) / "home", **hub),
-                    cwd=scratch,
-                    capture_output=True,
-                    text=True,
-                    timeout=_TIMEOUT,
-                )
-            except subprocess.TimeoutExpired as error:
-                raise HubError("the card's snippets did not end in time") from error
-        failed = [line for line in done.stdout.splitlines() if line.startswith("SNIPPET ")]
-        for line in failed:
-            _, number, message = line.split(" ", 2)
-            problems.append(redact(f"README.md: python block {number} fails: {message}"))
-        if "SNIPPETS DONE" not in done.stdout:
-            problems.append(
-                redact("README.md: the snippets crashed:\n" + "\n".join(done.stderr.splitlines()[-5:]))
-            )
-    return problems
+            home = Path(scratch) / "home"
+            _fill_cache(home, folder, repo_id, tag)
+            shutil.copytree(folder, Path(scratch) / LOCAL_DIR)  # downloaded before, as offline use asks
+            request = {"blocks": group, "with_package": with_package}
+            reports, tail = _run(request, Path(scratch), home, False)
+        problems += [f"python block {r['block']} fails: {r['problem']}" for r in reports if r["problem"]]
+        if len(reports) < len(group):
+            problems.append(f"the snippets crashed ({tail})")
+    return [f"README.md: {problem}" for problem in problems]

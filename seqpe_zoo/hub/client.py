@@ -9,18 +9,22 @@ create_repo, repo_info, refs, tags, settings, card validation, the commit itself
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 from .errors import (
     DeadlineExceeded,
     HubError,
+    NotAuthenticated,
     OfflineMode,
     RepositoryMissing,
+    UsageError,
     WrongEndpoint,
     chain,
     explain,
@@ -38,6 +42,8 @@ class Deadline:
     """A point in time after which no request begins and no upload goes on."""
 
     def __init__(self, seconds: float) -> None:
+        if not 0 < seconds < math.inf:
+            raise UsageError(f"a deadline of {seconds} seconds is none", "give a number above zero")
         self.seconds = seconds
         self.end = time.monotonic() + seconds
 
@@ -124,6 +130,14 @@ class Client:
         except Exception as error:
             raise self.explain(error, doing) from error
 
+    def download(self, repo_id: str, commit: str, **options: Any) -> Path:
+        """Download a commit. The client resumes what ends early, but not what a reset connection ends."""
+        from huggingface_hub import snapshot_download
+
+        doing = f"downloading {repo_id} at {commit[:12]}"
+        token = self.api.token
+        return Path(self.call(doing, snapshot_download, repo_id, revision=commit, token=token, **options))
+
     def explain(self, error: Exception, doing: str) -> HubError:
         """Translate an error; one of no known kind after the deadline is what breaking off hf_xet raises."""
         explained = explain(error, doing)
@@ -180,12 +194,15 @@ def _brief(error: BaseException) -> str:
 @contextmanager
 def open_client(deadline: float = 7200.0, token: str | None = None) -> Iterator[Client]:
     """Give a client that stops after `deadline` seconds; afterwards restore the library's own session."""
-    from huggingface_hub import HfApi, constants, set_client_factory
+    from huggingface_hub import HfApi, constants, get_token, set_client_factory
     from huggingface_hub.utils._http import default_client_factory
 
     if constants.HF_HUB_OFFLINE or os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON"):
         raise OfflineMode("HF_HUB_OFFLINE is set")
     limit = Deadline(deadline)
+    known = token or get_token() or ""
+    if not (known.isascii() and known.isprintable()) or " " in known:
+        raise NotAuthenticated("the token has a character that no token has; copy it again")
     set_client_factory(lambda: _guarded_session(limit))
     alarm = threading.Timer(min(deadline, threading.TIMEOUT_MAX), _break_off_xet)
     alarm.daemon = True

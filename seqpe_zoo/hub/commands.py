@@ -1,4 +1,4 @@
-"""The commands stage, check, plan, push, verify, sync-code and loopback-hub: arguments in, exit code out.
+"""The commands stage, check, plan, push, verify, sync-code and card: arguments in, exit code out.
 
 `add_subcommands` only declares arguments; a handler imports what it needs when it runs. Every handler ends
 with an exit code from `errors.py` and, on failure, with a sentence on stderr that says what to do. Tokens
@@ -14,15 +14,22 @@ import logging
 import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from .errors import HubError, explain, guard_output, redact
+from .client import open_client
+from .errors import UNEXPECTED, HubError, UsageError, explain, guard_output, redact
+from .files import parse_json
+from .plan import Target, default_target, format_plan, make_plan
+
+PORTABLE = Path(__file__).parents[1] / "portable"
 
 _EXIT_CODES = """exit codes: 0 done; 2 arguments; 3 push without --yes; 10 not signed in; 11 not permitted;
 12 not found; 13 not a Hub; 14 no xet storage; 15 conflict; 16 somebody committed meanwhile; 17 server busy;
 18 connection lost; 19 deadline; 20 offline; 21 refused by the Hub; 30 check failed; 32 disk full;
 40 tag exists; 41 unknown remote files; 50 verification failed; 130 interrupted; 1 anything else"""
+Handler = Callable[[argparse.Namespace], None]
 
 
 def _say(text: str) -> None:
@@ -30,26 +37,24 @@ def _say(text: str) -> None:
     sys.stdout.flush()
 
 
-def _handler(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
-    """Turn failures into exit codes and sentences."""
+def _guarded(run: Handler) -> Callable[[argparse.Namespace], int]:
+    """Turn failures of a handler into exit codes and sentences."""
 
     @functools.wraps(run)
     def guarded(options: argparse.Namespace) -> int:
         guard_output()
         logging.basicConfig(level=logging.WARNING, format="%(message)s")
         try:
-            return run(options)
-        except HubError as error:
-            sys.stderr.write(f"error: {error}\n")
-            return error.exit_code
+            run(options)
+            return 0
         except KeyboardInterrupt:
             sys.stderr.write(
                 "\ninterrupted; run the same command again: it continues from what is on the Hub\n"
             )
             return 130
-        except Exception as error:  # noqa: BLE001 (the last resort: explained, with the trace, without tokens)
+        except Exception as error:  # noqa: BLE001 (the last resort: explained, without tokens)
             explained = explain(error, options.command)
-            if type(explained) is HubError:
+            if explained.remedy == UNEXPECTED:
                 sys.stderr.write(redact(traceback.format_exc()))
             sys.stderr.write(f"error: {explained}\n")
             return explained.exit_code
@@ -60,49 +65,36 @@ def _handler(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Nam
 # Handlers ---------------------------------------------------------------------------------------------------
 
 
-@_handler
-def run_stage(options: argparse.Namespace) -> int:
+def run_stage(options: argparse.Namespace) -> None:
     """Make a folder to publish."""
     from .stage import stage
 
-    source = json.loads(options.source) if options.source else None
     staged = stage(
         options.run_folder,
         options.target,
         card_folder=options.card,
-        source=source,
+        source=parse_json(options.source, "--source") if options.source else None,
         overwrite=options.overwrite,
         fingerprint=not options.no_fingerprint,
-        **({"portable": options.portable} if options.portable else {}),
+        portable=options.portable or PORTABLE,
     )
     _say(f"staged {len(staged.files)} files for {' and '.join(staged.libraries)}: {', '.join(staged.files)}")
     if staged.one_library_because:
         _say(f"not for both libraries: {staged.one_library_because}")
     if staged.left_out:
         _say(f"left behind: {', '.join(staged.left_out)}")
-    return 0
 
 
-@_handler
-def run_check(options: argparse.Namespace) -> int:
+def run_check(options: argparse.Namespace) -> None:
     """Look at a staged folder."""
     from .check import check
 
-    done = check(
-        options.folder, load=not options.static, snippets=not (options.static or options.no_snippets)
-    )
-    _say(f"{options.folder.name}: contents and card are fine")
-    for library, found in done.libraries.items():
-        _say(f"{library}: {found['class']} loads; {found['tensors_equal']} tensors equal; logits as recorded")
-    if done.snippets_run:
-        _say(f"{done.snippets_run} snippets of the card ran")
-    _say("ready to push" if done.receipt else "not complete: push asks for a check with loading and snippets")
-    return 0
+    load = not options.static
+    for line in check(options.folder, load=load, snippets=load and not options.no_snippets):
+        _say(line)
 
 
-def _target(options: argparse.Namespace) -> Any:
-    from .plan import default_target
-
+def _target(options: argparse.Namespace) -> Target:
     unknown = "keep" if options.keep_unknown else "delete" if options.delete_unknown else "refuse"
     return default_target(
         options.folder,
@@ -116,115 +108,81 @@ def _target(options: argparse.Namespace) -> Any:
     )
 
 
-@_handler
-def run_plan(options: argparse.Namespace) -> int:
+def run_plan(options: argparse.Namespace) -> None:
     """Show what a push would do."""
-    from .client import open_client
-    from .plan import format_plan, make_plan
-
+    target = _target(options)
     with open_client(options.deadline) as client:
-        plan = make_plan(client, options.folder, _target(options))
-    _say(json.dumps(plan.to_json(), indent=2) if options.json else format_plan(plan))
-    return 0
+        plan = make_plan(client, options.folder, target)
+    _say(json.dumps(asdict(plan), indent=2) if options.json else format_plan(plan))
 
 
-@_handler
-def run_push(options: argparse.Namespace) -> int:
+def run_push(options: argparse.Namespace) -> None:
     """Publish a staged folder."""
-    from .client import open_client
-    from .plan import format_plan
     from .push import push
     from .verify import verify
 
+    if options.public and options.verify == "none":
+        raise UsageError("--public needs a verification", "drop --verify none")
+    target, how = _target(options), options.verify or ("full" if options.public else "none")
     with open_client(options.deadline) as client:
-        target = _target(options)
 
         def verify_commit(commit: str) -> None:
-            found = verify(
-                client, target.repo_id, commit, folder=options.folder, load=options.verify != "files"
-            )
-            _say(f"verified {found.files} files{_loaded(found.libraries)}")
+            for line in verify(client, target.repo_id, commit, folder=options.folder, load=how == "full"):
+                _say(f"verified {line}")
 
-        wanted = options.verify != "none" and (options.public or options.verify is not None)
-        if options.public and not wanted:
-            raise HubError("--public needs a verification", "drop --verify none")
-        done = push(
+        where = push(
             client,
             options.folder,
             target,
             yes=options.yes,
             message=options.message,
             public=options.public,
-            verify=verify_commit if wanted else None,
+            verify=verify_commit if how != "none" else None,
             collection=options.collection,
             checked=not options.unchecked,
             show=lambda plan: _say(format_plan(plan)),
             progress=lambda line: _say(f"- {line}"),
         )
-    where = done.pull_request_url or f"{client.endpoint}/{done.repo_id}"
-    _say(f"done: {where} at {done.commit}{', private' if done.private else ''}")
-    return 0
+    _say(f"done: {where}")
 
 
-def _loaded(libraries: dict[str, Any]) -> str:
-    return "".join(
-        f"; {name}: {found['tensors_equal']} tensors equal, logits equal" for name, found in libraries.items()
-    )
-
-
-@_handler
-def run_verify(options: argparse.Namespace) -> int:
+def run_verify(options: argparse.Namespace) -> None:
     """Download and compare."""
-    from .client import open_client
     from .verify import verify
 
+    load = not options.files_only
     with open_client(options.deadline) as client:
-        found = verify(
-            client, options.repo, options.revision, folder=options.folder, load=not options.files_only
-        )
-    _say(f"{found.repo_id} at {found.commit}: {found.files} files as published{_loaded(found.libraries)}")
-    return 0
+        for line in verify(client, options.repo, options.revision, folder=options.folder, load=load):
+            _say(line)
 
 
-@_handler
-def run_sync_code(options: argparse.Namespace) -> int:
+def run_sync_code(options: argparse.Namespace) -> None:
     """Update the code of published repositories."""
-    from .client import open_client
     from .sync_code import sync_code
 
+    targets = [Target(repo, revision=options.revision, tag=options.tag) for repo in options.repos]
     pending = 0
     with open_client(options.deadline) as client:
-        for repo in options.repos:
-            done = sync_code(
+        for target in targets:
+            diff, commit = sync_code(
                 client,
-                repo,
+                target,
                 yes=options.yes,
-                tag=options.tag,
-                revision=options.revision,
                 load=not options.no_load,
-                **({"portable": options.portable} if options.portable else {}),
+                portable=options.portable or PORTABLE,
                 progress=lambda line: _say(f"- {line}"),
             )
-            if not done.changed:
-                _say(f"{repo}: up to date")
-                continue
-            _say(done.diff if done.commit is None else f"{repo}: updated by {done.commit}")
-            pending += done.commit is None
+            _say(
+                f"{target.repo_id}: updated by {commit}"
+                if commit
+                else diff or f"{target.repo_id}: up to date"
+            )
+            pending += bool(diff and not commit)
     if pending:
-        _say(f"{pending} of {len(options.repos)} repositories would change; repeat with --yes to update them")
-    return 0
+        _say(f"{pending} of {len(targets)} repositories would change; repeat with --yes to update them")
 
 
-@_handler
-def run_loopback_hub(options: argparse.Namespace) -> int:
-    """Serve a Hub on this machine."""
-    from .loopback.server import serve
-
-    return serve(options)
-
-
-@_handler
-def run_card(options: argparse.Namespace) -> int:
+def run_card(options: argparse.Namespace) -> None:
     """Render cards, or say which are stale."""
     from .card import render_card
 
@@ -238,10 +196,7 @@ def run_card(options: argparse.Namespace) -> int:
             path.write_text(text, encoding="utf-8")
             _say(f"wrote {path}")
     if options.fresh and stale:
-        raise HubError(
-            f"stale cards: {', '.join(stale)}", "render them with `seqpe-zoo card` and commit the READMEs"
-        )
-    return 0
+        raise HubError(f"stale cards: {', '.join(stale)}", "render them with `seqpe-zoo card`")
 
 
 # Arguments --------------------------------------------------------------------------------------------------
@@ -250,13 +205,11 @@ def run_card(options: argparse.Namespace) -> int:
 def add_subcommands(subparsers: Any) -> None:
     """Add these commands to `argparse`'s subparsers; each sets `handler`, which returns an exit code."""
 
-    def command(
-        name: str, help: str, handler: Callable[[argparse.Namespace], int]
-    ) -> argparse.ArgumentParser:
+    def command(name: str, help: str, handler: Handler) -> argparse.ArgumentParser:
         parser: argparse.ArgumentParser = subparsers.add_parser(
             name, help=help, description=help, epilog=_EXIT_CODES
         )
-        parser.set_defaults(handler=handler, command=name)
+        parser.set_defaults(handler=_guarded(handler), command=name)
         return parser
 
     parser = command("stage", "make a folder to publish: weights, config, code, card, manifest", run_stage)
@@ -315,11 +268,6 @@ def add_subcommands(subparsers: Any) -> None:
     parser = command("card", "render model cards from facts.yaml and results.json", run_card)
     parser.add_argument("folders", nargs="+", type=Path, help="model_cards/<id> ...")
     parser.add_argument("--fresh", action="store_true", help="write nothing; fail if a README is stale")
-
-    parser = command("loopback-hub", "serve a Hub on this machine to rehearse a push", run_loopback_hub)
-    from .loopback.server import add_arguments
-
-    add_arguments(parser)
 
 
 def _add_target(parser: argparse.ArgumentParser) -> None:

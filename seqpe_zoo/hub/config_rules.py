@@ -8,10 +8,13 @@ unless it is told.
 from __future__ import annotations
 
 import ast
-import json
 from pathlib import Path
 from typing import Any
 
+from .errors import UsageError
+from .files import read_json, read_text
+
+INDEX = "model.safetensors.index.json"
 # The task's own class, without which only the headless model would load.
 _HEADS = {"seqpe_gpt2": "AutoModelForCausalLM", "seqpe_vit": "AutoModelForImageClassification"}
 
@@ -19,20 +22,33 @@ _HEADS = {"seqpe_gpt2": "AutoModelForCausalLM", "seqpe_vit": "AutoModelForImageC
 def reference_problems(folder: Path, names: set[str]) -> list[str]:
     """Check that what the files name is here: shards of the index, code of the auto_map and its siblings."""
     problems = []
-    index = _json_object(folder / "model.safetensors.index.json")
-    for shard in sorted(set(index.get("weight_map", {}).values())):
-        if shard not in names:
-            problems.append(f"model.safetensors.index.json names {shard!r}, which is not in the folder")
-    config = _json_object(folder / "config.json")
-    for modules in auto_map_modules(config):
-        if "--" in modules:
-            problems.append(f"config.json: auto_map takes code from another repository ({modules})")
-        elif f"{modules}.py" not in names:
-            problems.append(f"config.json: auto_map names {modules}.py, which is not in the folder")
+    for name, look in ((INDEX, _index_problems), ("config.json", _config_file_problems)):
+        try:
+            if name in names and (folder / name).is_file() and not (folder / name).is_symlink():
+                problems += [f"{name}{problem}" for problem in look(read_json(folder / name), names)]
+        except UsageError:
+            continue  # whoever reads the contents says so
+        except (AttributeError, TypeError, KeyError, ValueError):
+            problems.append(f"{name}: an entry has another type than the libraries write")
     for name in sorted(names):
         if name.endswith(".py") and not (folder / name).is_symlink():
             problems += _code_problems(folder / name, names)
-    return problems + [f"config.json: {problem}" for problem in config_problems(config)]
+    return problems
+
+
+def _index_problems(index: dict[str, Any], names: set[str]) -> list[str]:
+    shards = sorted(set(index.get("weight_map", {}).values()))
+    return [f" names {shard!r}, which is not in the folder" for shard in shards if shard not in names]
+
+
+def _config_file_problems(config: dict[str, Any], names: set[str]) -> list[str]:
+    problems = [f": {problem}" for problem in config_problems(config)]
+    for module in auto_map_modules(config):
+        if "--" in module:
+            problems.append(f": auto_map takes code from another repository ({module})")
+        elif f"{module}.py" not in names:
+            problems.append(f": auto_map names {module}.py, which is not in the folder")
+    return problems
 
 
 def config_problems(config: dict[str, Any]) -> list[str]:
@@ -96,6 +112,8 @@ def _code_problems(path: Path, names: set[str]) -> list[str]:
         siblings = sibling_imports(path)
     except SyntaxError as error:
         return [f"{path.name}: not Python ({error.msg}, line {error.lineno})"]
+    except (UsageError, ValueError, RecursionError, MemoryError):
+        return [f"{path.name}: Python cannot read it"]
     return [
         f"{path.name} imports .{s}, but {s}.py is not in the folder"
         for s in siblings
@@ -106,7 +124,7 @@ def _code_problems(path: Path, names: set[str]) -> list[str]:
 def sibling_imports(path: Path) -> list[str]:
     """Return the sibling modules a portable file imports (`from .name import ...`)."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(ast.parse(read_text(path))):
         if isinstance(node, ast.ImportFrom) and node.level > 0:
             found.add((node.module or "").split(".")[0])
     return sorted(found - {""})
@@ -120,7 +138,7 @@ def code_closure(portable: Path, roots: list[str]) -> list[Path]:
         if module not in found:
             path = portable / f"{module}.py"
             if not path.is_file():
-                raise FileNotFoundError(f"portable code has no module {module!r}")
+                raise UsageError(f"the portable code has no module {module!r}, which config.json or it names")
             found[module] = path
             wanted += sibling_imports(path)
     return [found[module] for module in sorted(found)]
@@ -144,13 +162,3 @@ def libraries_of(config: dict[str, Any]) -> list[str]:
     if "model_type" in config:
         libraries.append("transformers")
     return libraries
-
-
-def _json_object(path: Path) -> dict[str, Any]:
-    if path.is_symlink() or not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}

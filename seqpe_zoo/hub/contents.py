@@ -6,13 +6,14 @@ asked by `stage` (for what it made), by `check` and once more by `push`.
 
 from __future__ import annotations
 
-import json
+import pickletools
 import re
 from pathlib import Path
-from typing import Any
 
 from .config_rules import reference_problems
-from .manifest import list_files
+from .errors import UsageError
+from .files import MAX_TEXT_BYTES, list_files, parse_json, read_safetensors_header, read_text
+from .scan import png_text, scan, strings_in
 
 # Names of files that may travel. Everything is flat: transformers finds code beside the weights only.
 ALLOWED_NAMES = frozenset(
@@ -27,40 +28,12 @@ ALLOWED_PATTERNS = (
     re.compile(r"[a-z0-9][a-z0-9_-]*\.(png|svg)"),  # plots of the card
 )
 REQUIRED_NAMES = ("README.md", "MANIFEST.json", "config.json")
-_PICKLE_SUFFIXES = (
-    ".bin",
-    ".pt",
-    ".pth",
-    ".ckpt",
-    ".pkl",
-    ".pickle",
-    ".joblib",
-    ".npy",
-    ".npz",
-    ".h5",
-    ".msgpack",
-)
+_PICKLE_SUFFIXES = tuple(".bin .pt .pth .ckpt .pkl .pickle .joblib .npy .npz .h5 .msgpack".split())
 _WINDOWS_DEVICES = frozenset("con prn aux nul com1 com2 com3 lpt1 lpt2 lpt3".split())
 
 MAX_WEIGHT_BYTES = 5 * 10**9  # a shard; larger ones are slow to resume
-MAX_TEXT_BYTES = 10 * 2**20  # tokenizer.json of large vocabularies stays below
 MAX_FILES = 100
-
-_SECRETS = {
-    "a Hugging Face token": re.compile(r"\bhf_[A-Za-z0-9]{30,}\b"),
-    "a private key": re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----"),
-    "an AWS key": re.compile(r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"),
-    "a GitHub token": re.compile(r"\b(?:gh[pousr]_[A-Za-z0-9]{36,}|github_pat_\w{40,})\b"),
-    "an API key": re.compile(r"\bsk-[A-Za-z0-9_-]{32,}\b"),
-    "a Slack token": re.compile(r"\bxox[abprs]-[A-Za-z0-9-]{10,}"),
-    "a password in an address": re.compile(r"\b[a-z][a-z0-9+.-]*://[^/\s:@\"'<>]+:[^/\s:@\"'<>]+@"),
-    "a key or password": re.compile(
-        r"(?i)\b(?:api_?key|secret_?key|access_?key|auth_?token|password)\b[\"']?\s*[:=]\s*[\"'][^\"'\s]{12,}[\"']"
-    ),
-}
-_LOCAL_PATH = re.compile(
-    r"(?<![\w./-])(?:/(?:home|root|Users|tmp|mnt|scratch|work(?:space)?)/|[A-Z]:\\Users\\)[\w.-]+"
-)
+VOCABULARIES = ("tokenizer.json", "vocab.json", "merges.txt")  # some of their words look like paths
 
 
 def name_problem(name: str) -> str | None:
@@ -109,68 +82,47 @@ def find_problems(folder: Path) -> list[str]:
 
 
 def _content_problems(path: Path) -> list[str]:
+    """Return what is wrong with one regular file of an allowed name."""
     size, name = path.stat().st_size, path.name
     if size == 0:
         return [f"{name}: empty"]
     if path.stat().st_nlink > 1:
         return [f"{name}: a hard link; stage copies files"]
-    if name.endswith(".safetensors"):
-        return _safetensors_problems(path, size)
-    if size > MAX_TEXT_BYTES:
-        return [
-            f"{name}: {size / 2**20:.0f} MiB; files other than weights stay below {MAX_TEXT_BYTES >> 20} MiB"
-        ]
-    content = path.read_bytes()
-    if name.endswith(".png"):
-        return [] if content.startswith(b"\x89PNG\r\n") else [f"{name}: not a PNG image"]
-    if _looks_like_pickle(content):
-        return [f"{name}: its content is a pickle or an archive, whatever its name says"]
     try:
-        text = content.decode("utf-8")
-    except UnicodeDecodeError:
-        return [f"{name}: not UTF-8 text"]
-    problems = _text_problems(name, text)
-    if name.endswith(".json"):
-        try:
-            json.loads(text)
-        except ValueError as error:
-            problems.append(f"{name}: not JSON ({error})")
-    return problems
-
-
-def _looks_like_pickle(content: bytes) -> bool:
-    return content[:1] == b"\x80" or content[:4] in (b"PK\x03\x04", b"\x93NUM", b"\x89HDF")
-
-
-def _safetensors_problems(path: Path, size: int) -> list[str]:
-    if size > MAX_WEIGHT_BYTES:
-        return [
-            f"{path.name}: {size / 1e9:.1f} GB; split the weights, {MAX_WEIGHT_BYTES / 1e9:.0f} GB a shard"
-        ]
-    try:
-        header, data_start = read_safetensors_header(path)
+        if name.endswith(".safetensors"):
+            if size > MAX_WEIGHT_BYTES:
+                limit = f"{MAX_WEIGHT_BYTES / 1e9:.0f} GB a shard"
+                return [f"{name}: {size / 1e9:.1f} GB; split the weights, {limit}"]
+            return scan(name, strings_in(read_safetensors_header(path)[0]))
+        if size > MAX_TEXT_BYTES:
+            limit = f"{MAX_TEXT_BYTES >> 20} MiB"
+            return [f"{name}: {size / 2**20:.0f} MiB; files other than weights stay below {limit}"]
+        if name.endswith(".png"):
+            return scan(name, png_text(path.read_bytes()))
+        if is_pickle(path.read_bytes()):
+            return [f"{name}: its content is a pickle or an archive, whatever its name says"]
+        text = read_text(path)
+        problems = scan(name, text, paths=name not in VOCABULARIES)
+        if name.endswith(".json"):
+            value = parse_json(text, name)
+            if name == "tokenizer.json":
+                value = {**value, "model": None}
+            problems += scan(name, strings_in(value), paths=name != "vocab.json")
+    except UsageError as error:
+        return [str(error.args[0])]
     except ValueError as error:
-        return [f"{path.name}: not a safetensors file ({error})"]
-    ends = [entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__"]
-    if not ends or data_start + max(ends) != size:
-        return [f"{path.name}: cut off or damaged ({size} bytes do not fit its header)"]
-    return _text_problems(path.name, json.dumps(header.get("__metadata__", {})))
+        return [f"{name}: {error}"]
+    return list(dict.fromkeys(problems))
 
 
-def read_safetensors_header(path: Path) -> tuple[dict[str, Any], int]:
-    """Return the header of a safetensors file and where its data begins, or raise ValueError."""
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if not 2 <= length <= min(100_000_000, path.stat().st_size):
-            raise ValueError("impossible header length")
-        header = json.loads(file.read(length).decode("utf-8"))
-    if not isinstance(header, dict):
-        raise ValueError("header is not an object")
-    return header, 8 + length
-
-
-def _text_problems(name: str, text: str) -> list[str]:
-    problems = [f"{name}: contains {what}" for what, pattern in _SECRETS.items() if pattern.search(text)]
-    if local := _LOCAL_PATH.search(text):
-        problems.append(f"{name}: names a folder of somebody's machine ({local[0]}...)")
-    return problems
+def is_pickle(content: bytes) -> bool:
+    """Say whether a content is a pickle of any protocol, or an archive that may hold one."""
+    if content.startswith((b"\x80", b"PK\x03\x04", b"\x93NUM", b"\x89HDF", b"\x1f\x8b")):
+        return True
+    try:  # protocol 0 is text: read its instructions, without carrying them out, up to the one that ends it
+        for number, (instruction, _, _) in enumerate(pickletools.genops(content)):
+            if instruction.name == "STOP" or number > 1000:
+                return True
+        return False
+    except (ValueError, EOFError, LookupError, OverflowError):
+        return False

@@ -1,4 +1,4 @@
-"""What can go wrong on the road to the Hub: one class a remedy, with an exit code and a sentence.
+"""What can go wrong when publishing: one class a remedy, with an exit code and a sentence.
 
 `explain` turns what huggingface_hub, httpx and the operating system raise into these classes. `redact`
 removes tokens; `guard_output` makes logs, warnings and tracebacks of this process pass through it.
@@ -15,6 +15,7 @@ import sys
 import traceback
 from typing import Any
 
+UNEXPECTED = "this is unexpected; please report it"
 _TOKEN = re.compile(r"\bhf_\w+")
 # Names in code and settings that begin like a token. Everything else that does is treated as one.
 _NOT_TOKENS = frozenset(
@@ -32,7 +33,7 @@ def redact(text: str) -> str:
 
 
 class HubError(Exception):
-    """A failure with a remedy. `str()` is safe to print: tokens are removed."""
+    """A failure with a remedy. `str()` is safe to print: tokens are removed. Exit codes: see below."""
 
     exit_code = 1
     remedy = ""
@@ -50,107 +51,61 @@ class HubError(Exception):
 class NotConfirmed(HubError):
     """`push` without `--yes`."""
 
-    exit_code = 3
-    remedy = "nothing was sent; read the plan above and repeat the command with --yes"
-
 
 class NotAuthenticated(HubError):
     """No token, or one the Hub does not know (401)."""
-
-    exit_code = 10
-    remedy = "log in with `hf auth login`, or set HF_TOKEN to a valid token with write access"
 
 
 class NotPermitted(HubError):
     """The token may not do this (403)."""
 
-    exit_code = 11
-    remedy = "use a token with write access to this repository's owner (Settings > Access Tokens on the Hub)"
-
 
 class RepositoryMissing(HubError):
     """No such repository, revision or collection, or one this token may not see (404)."""
-
-    exit_code = 12
-    remedy = "check the spelling; to make a new private repository or branch, add --create"
 
 
 class WrongEndpoint(HubError):
     """Something answers at HF_ENDPOINT, but it is not a Hub."""
 
-    exit_code = 13
-    remedy = "check HF_ENDPOINT; unset it to speak to the Hugging Face Hub"
-
 
 class XetUnavailable(HubError):
     """The server has no xet storage, and the client does not fall back by itself."""
-
-    exit_code = 14
-    remedy = "set HF_HUB_DISABLE_XET=1 and run the same command again; nothing was committed"
 
 
 class Conflict(HubError):
     """The Hub reports a conflict (409)."""
 
-    exit_code = 15
-    remedy = "run the same command again: the plan is made anew from what is on the Hub"
-
 
 class ParentMoved(HubError):
     """Somebody committed since the plan was made (412)."""
-
-    exit_code = 16
-    remedy = "nothing was overwritten; run plan again, look at what changed, then push"
 
 
 class ServerBusy(HubError):
     """429 or 5xx, still so after the retries."""
 
-    exit_code = 17
-    remedy = "wait and run the same command again; finished uploads are not sent twice"
-
 
 class ConnectionLost(HubError):
     """The network failed, still so after the retries."""
-
-    exit_code = 18
-    remedy = "check the connection and run the same command again; finished uploads are not sent twice"
 
 
 class DeadlineExceeded(HubError):
     """The time given with --deadline is over."""
 
-    exit_code = 19
-    remedy = (
-        "run the same command again, with a longer --deadline if need be; finished uploads are not sent twice"
-    )
-
 
 class OfflineMode(HubError):
     """HF_HUB_OFFLINE is set."""
-
-    exit_code = 20
-    remedy = "unset HF_HUB_OFFLINE to reach the Hub"
 
 
 class Refused(HubError):
     """The Hub refuses the content (400, 413, 422)."""
 
-    exit_code = 21
-    remedy = "correct what the Hub names, then stage and check again"
-
 
 class UsageError(HubError):
     """Arguments that do not fit together, or a folder that is not what it should be."""
 
-    exit_code = 2
-
 
 class CheckFailed(HubError):
     """The staged folder has defects, listed in `problems`."""
-
-    exit_code = 30
-    remedy = "correct these, then stage again with --overwrite and check again; nothing was sent"
 
     def __init__(self, problems: list[str], remedy: str | None = None) -> None:
         super().__init__(
@@ -162,29 +117,42 @@ class CheckFailed(HubError):
 class DiskFull(HubError):
     """No room, or no permission to write more."""
 
-    exit_code = 32
-    remedy = "free some space or use another disk, then run the same command again; nothing half-made stays"
-
 
 class TagExists(HubError):
     """The tag names another commit already."""
-
-    exit_code = 40
-    remedy = "choose a new tag; or, if people who pinned the old one may be surprised, --move-tag"
 
 
 class UnknownRemoteFiles(HubError):
     """The repository holds files that are not in the staged folder."""
 
-    exit_code = 41
-    remedy = "decide: --keep-unknown leaves them there, --delete-unknown removes them in the same commit"
-
 
 class VerificationFailed(HubError):
     """What came back from the Hub is not what was sent."""
 
-    exit_code = 50
-    remedy = "do not announce this commit; run verify again; if it fails again, push again"
+
+for _kind, _exit_code, _remedy in (
+    (UsageError, 2, ""),
+    (NotConfirmed, 3, "nothing was sent; read the plan above and repeat the command with --yes"),
+    (NotAuthenticated, 10, "log in with `hf auth login`, or set HF_TOKEN to a valid token with write access"),
+    (NotPermitted, 11, "use a token with write access to this repository (Settings > Access Tokens)"),
+    (RepositoryMissing, 12, "check the spelling; to make a new private repository or branch, add --create"),
+    (WrongEndpoint, 13, "check HF_ENDPOINT; unset it to speak to the Hugging Face Hub"),
+    (XetUnavailable, 14, "set HF_HUB_DISABLE_XET=1 and run the same command again; nothing was committed"),
+    (Conflict, 15, "run the same command again: the plan is made anew from what is on the Hub"),
+    (ParentMoved, 16, "nothing was overwritten; run plan again, look at what changed, then push"),
+    (ServerBusy, 17, "wait and run the same command again; finished uploads are not sent twice"),
+    (ConnectionLost, 18, "check the connection, run the same command again; finished uploads stay"),
+    (DeadlineExceeded, 19, "run the same command again, with a longer --deadline; finished uploads stay"),
+    (OfflineMode, 20, "unset HF_HUB_OFFLINE to reach the Hub"),
+    (Refused, 21, "correct what the Hub names, then stage and check again"),
+    (CheckFailed, 30, "correct these, then stage again with --overwrite and check again; nothing was sent"),
+    (DiskFull, 32, "free some space, then run the same command again; nothing half-made stays"),
+    (TagExists, 40, "choose a new tag; or, if people who pinned the old one may be surprised, --move-tag"),
+    (UnknownRemoteFiles, 41, "--keep-unknown leaves them there, --delete-unknown removes them"),
+    (VerificationFailed, 50, "do not announce this commit; run verify again; if it fails again, push again"),
+):
+    _kind.exit_code, _kind.remedy = _exit_code, _remedy
+del _kind
 
 
 def _status_of(error: BaseException) -> int | None:
@@ -208,9 +176,7 @@ def explain(error: BaseException, doing: str) -> HubError:
         known = _explain_one(link, doing)
         if known is not None:
             return known
-    return HubError(
-        f"{doing} failed: {type(error).__name__}: {error}", "this is unexpected; please report it"
-    )
+    return HubError(f"{doing} failed: {type(error).__name__}: {error}", UNEXPECTED)
 
 
 def _explain_one(error: BaseException, doing: str) -> HubError | None:
@@ -237,6 +203,8 @@ def _explain_one(error: BaseException, doing: str) -> HubError | None:
         return DiskFull(f"{doing}: {error.strerror}")
     if isinstance(error, ConnectionError):
         return ConnectionLost(f"{doing}: {error}")
+    if isinstance(error, OSError) and error.filename:
+        return HubError(f"{doing}: {error.strerror}: {error.filename}", "look at this file or folder")
     if isinstance(error, ValueError) and "Invalid metadata in README.md" in str(error):
         return Refused(
             f"{doing}: {error}", "correct the card's facts.yaml, render the card, stage and check again"

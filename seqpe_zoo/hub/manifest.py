@@ -7,65 +7,39 @@ date: staging the same thing twice gives the same bytes, so that a second push f
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 import subprocess
 from pathlib import Path
 from typing import Any
 
 from .errors import UsageError
+from .files import list_files, read_json, sha256_of, write_json
 
 MANIFEST = "MANIFEST.json"
 _FORMAT = 1
 
 
-def sha256_of(path: Path) -> str:
-    """Return the sha256 of a file."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(1 << 20):
-            digest.update(piece)
-    return digest.hexdigest()
-
-
-def git_sha1_of(path: Path) -> str:
-    """Return the name git gives to this file's content, which the Hub reports for small files."""
-    digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size)
-    with path.open("rb") as file:
-        while piece := file.read(1 << 20):
-            digest.update(piece)
-    return digest.hexdigest()
-
-
-def list_files(folder: Path) -> list[str]:
-    """Return every file below a folder, sorted, with forward slashes. Links are not followed."""
-    found = []
-    for path in folder.rglob("*"):
-        if path.is_symlink() or not path.is_dir():
-            found.append(path.relative_to(folder).as_posix())
-    return sorted(found)
-
-
-def package_version() -> str:
-    """Return the version of seqpe_zoo, or `0+unknown` when it runs from a folder."""
+def package_facts(portable: Path) -> dict[str, Any]:
+    """Return the version and git commit of seqpe_zoo and the version of the code that travels."""
     from importlib import metadata
 
     try:
-        return metadata.version("seqpe_zoo")
+        version = metadata.version("seqpe_zoo")
     except metadata.PackageNotFoundError:
-        return "0+unknown"
+        version = "0+unknown"
+    return {
+        "name": "seqpe_zoo",
+        "version": version,
+        "git_sha": git_sha(portable),
+        "portable_version": portable_version(portable),
+    }
 
 
 def portable_version(portable: Path) -> str | None:
     """Read `PORTABLE_VERSION` from the portable code without importing it (importing would import torch)."""
-    for path in sorted(portable.glob("*.py")):
-        match = re.search(
-            r"^PORTABLE_VERSION(?:\s*:\s*\w+)?\s*=\s*[\"']([^\"']+)[\"']", path.read_text(), re.M
-        )
-        if match:
-            return match[1]
-    return None
+    pattern = re.compile(r"^PORTABLE_VERSION(?:\s*:\s*\w+)?\s*=\s*[\"']([^\"']+)[\"']", re.M)
+    found = (pattern.search(path.read_text(encoding="utf-8")) for path in sorted(portable.glob("*.py")))
+    return next((match[1] for match in found if match), None)
 
 
 def git_sha(folder: Path) -> str | None:
@@ -84,57 +58,36 @@ def git_sha(folder: Path) -> str | None:
     return sha + ("+changes" if git("status", "--porcelain", "--untracked-files=no", "--", ".") else "")
 
 
-def build_manifest(
-    folder: Path,
-    *,
-    published_as: dict[str, Any],
-    source: dict[str, Any],
-    version: str,
-    code_commit: str | None,
-    code_version: str | None,
-    fingerprints: dict[str, Any] | None = None,
-) -> dict[str, Any]:
-    """Describe a staged folder.
+def file_entry(path: Path) -> dict[str, Any]:
+    """Return what the manifest says of a file."""
+    return {"sha256": sha256_of(path), "size": path.stat().st_size}
 
-    `published_as` is the repository and tag the card speaks of; `source` says where the weights come from, in
-    words and hashes, never as a path of this machine.
+
+def write_manifest(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
+    """Write `MANIFEST.json` with the hashes of the folder's files as they are now.
+
+    Args:
+        folder: a staged folder.
+        manifest: `published_as`, the repository and tag the card speaks of; `source`, where the weights come
+            from, in words and hashes, never as a path of this machine; `package`; `fingerprints`, by library.
     """
-    files = {
-        name: {"sha256": sha256_of(folder / name), "size": (folder / name).stat().st_size}
-        for name in list_files(folder)
-        if name != MANIFEST
-    }
-    return {
-        "format": _FORMAT,
-        "package": {
-            "name": "seqpe_zoo",
-            "version": version,
-            "git_sha": code_commit,
-            "portable_version": code_version,
-        },
-        "published_as": published_as,
-        "source": source,
-        "files": files,
-        "fingerprints": fingerprints or {},
-    }
-
-
-def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
-    """Write `MANIFEST.json` with sorted keys."""
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    files = {name: file_entry(folder / name) for name in list_files(folder) if name != MANIFEST}
+    manifest = {**manifest, "format": _FORMAT, "files": files}
+    write_json(folder / MANIFEST, manifest)
+    return manifest
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
     """Read the manifest of a staged or downloaded folder."""
-    path = folder / MANIFEST
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        manifest = read_json(folder / MANIFEST)
     except FileNotFoundError:
         raise UsageError(f"{folder} has no {MANIFEST}", "make the folder with `seqpe-zoo stage`") from None
-    except ValueError as error:
-        raise UsageError(f"{path.name} is not JSON: {error}", "stage again") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
-        raise UsageError(f"{path.name} has an unknown format", "stage again with this version of seqpe_zoo")
+    parts = [manifest.get(part) for part in ("files", "fingerprints", "published_as", "package")]
+    entries = manifest["files"].values() if all(isinstance(part, dict) for part in parts) else [None]
+    hashed = all(isinstance(entry, dict) and "sha256" in entry for entry in entries)
+    if manifest.get("format") != _FORMAT or not hashed:
+        raise UsageError(f"{MANIFEST} has an unknown format", "stage again with this version of seqpe_zoo")
     return manifest
 
 
@@ -143,13 +96,14 @@ def compare_with_manifest(folder: Path, manifest: dict[str, Any]) -> list[str]:
     problems = []
     listed = manifest["files"]
     present = set(list_files(folder)) - {MANIFEST}
-    for name in sorted(set(listed) - present):
-        problems.append(f"{name} is in {MANIFEST} but not in the folder")
-    for name in sorted(present - set(listed)):
-        problems.append(f"{name} is in the folder but not in {MANIFEST}")
-    for name in sorted(present & set(listed)):
-        if (folder / name).is_symlink() or not (folder / name).is_file():
+    for name in sorted(set(listed) | present):
+        path = folder / name
+        if name not in present:
+            problems.append(f"{name} is in {MANIFEST} but not in the folder")
+        elif name not in listed:
+            problems.append(f"{name} is in the folder but not in {MANIFEST}")
+        elif path.is_symlink() or not path.is_file():
             problems.append(f"{name} is not a regular file")
-        elif sha256_of(folder / name) != listed[name]["sha256"]:
+        elif sha256_of(path) != listed[name]["sha256"]:
             problems.append(f"{name} has changed since it was staged (its sha256 differs from {MANIFEST})")
     return problems

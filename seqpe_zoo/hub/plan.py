@@ -6,15 +6,41 @@ shown is what happens. Nothing stored locally is trusted: a repeated run plans a
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+import re
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from .client import Client
 from .errors import RepositoryMissing, UsageError
-from .manifest import git_sha1_of, list_files, read_manifest, sha256_of
+from .files import git_sha1_of, list_files, sha256_of
+from .manifest import read_manifest
 
 _HUB_OWN_FILES = frozenset([".gitattributes"])  # made by the Hub, never ours
+
+
+def require_repo_id(repo_id: str) -> None:
+    """Refuse what is not OWNER/NAME, by the Hub's own rule."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(repo_id)
+        good = repo_id.count("/") == 1 and repo_id.isascii()
+    except HFValidationError:
+        good = False
+    if not good:
+        remedy = "write OWNER/NAME, in letters, digits, '-', '_' and '.'"
+        raise UsageError(f"{repo_id!r} cannot be a repository of the Hub", remedy)
+
+
+def require_ref(name: str | None, kind: str) -> None:
+    """Refuse a branch or tag that git would refuse, before anything is sent."""
+    if name is None:
+        return
+    odd = re.search(r"[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{|//|/\.|\.lock(/|$)|^[/.-]|[/.]$|^@$|^$", name)
+    if odd or not name.isascii():
+        raise UsageError(f"{name!r} cannot be the name of a {kind}", "give one such as v1.0")
 
 
 @dataclass(frozen=True)
@@ -41,8 +67,9 @@ class Target:
     move_tag: bool = False
 
     def __post_init__(self) -> None:
-        if self.repo_id.count("/") != 1:
-            raise UsageError(f"{self.repo_id!r} is not a Hub id", "write it as owner/name")
+        require_repo_id(self.repo_id)
+        require_ref(self.revision, "branch")
+        require_ref(self.tag, "tag")
         if self.pull_request and (self.tag or self.revision != "main"):
             raise UsageError(
                 "--pr goes with neither --tag nor --revision", "tag after the pull request is merged"
@@ -73,10 +100,6 @@ class Plan:
     def unknown(self) -> list[PlannedFile]:
         """Return the files that only the Hub has and about which nothing was decided."""
         return [f for f in self.files if f.action == "unknown"]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the plan as plain values."""
-        return {**asdict(self), "target": asdict(self.target)}
 
 
 def remote_tree(client: Client, repo_id: str, revision: str) -> dict[str, Any]:

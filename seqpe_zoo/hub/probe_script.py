@@ -2,7 +2,8 @@
 
 The request on the command line names the libraries. With `with_package` seqpe_zoo is imported first. Without
 it, transformers goes first and must do with the code beside the weights, for seqpe_zoo cannot be imported;
-timm may import it when it does not know the architecture, because no code travels for timm.
+timm may import it when it does not know the architecture, because no code travels for timm. A request with
+`blocks` runs these snippets of a card instead.
 """
 
 import json
@@ -84,27 +85,15 @@ def load_timm(request):
     return model, image_input(tuple(shape)), []
 
 
-AUTO_CLASSES = {
-    "LMHeadModel": "AutoModelForCausalLM",
-    "ForCausalLM": "AutoModelForCausalLM",
-    "ForImageClassification": "AutoModelForImageClassification",
-    "ForQuestionAnswering": "AutoModelForQuestionAnswering",
-}
-
-
 def auto_class(config):
-    """Return the most specific transformers auto class for a config."""
+    """Return the transformers class that loads what was saved, by the first name of `architectures`."""
     import transformers
 
-    mapped = getattr(config, "auto_map", None) or {}
-    for name in dict.fromkeys(AUTO_CLASSES.values()):
-        if name in mapped:
+    saved = (getattr(config, "architectures", None) or [""])[0]
+    for name, place in (getattr(config, "auto_map", None) or {}).items():
+        if name != "AutoConfig" and str(place).rpartition(".")[2] == saved:
             return getattr(transformers, name)
-    for architecture in getattr(config, "architectures", None) or []:
-        for ending, name in AUTO_CLASSES.items():
-            if architecture.endswith(ending):
-                return getattr(transformers, name)
-    return transformers.AutoModel
+    return getattr(transformers, saved, transformers.AutoModel)
 
 
 def load_transformers(request):
@@ -136,6 +125,16 @@ def same_tensors(state, name):
     return found[:1] or [key for key in state if key.partition(".")[2] == name]
 
 
+def saved_state(model):
+    """Return the model's tensors by their names in memory and, with transformers, in its files."""
+    state = model.state_dict()
+    if "transformers" in sys.modules and hasattr(model, "save_pretrained"):
+        from transformers.core_model_loading import revert_weight_conversion
+
+        state = {**state, **revert_weight_conversion(model, dict(state))}
+    return state
+
+
 def compare_tensors(model, folder):
     """Return how the loaded tensors differ from the safetensors files in a folder, bit by bit."""
     from pathlib import Path
@@ -143,7 +142,7 @@ def compare_tensors(model, folder):
     import torch
     from safetensors import safe_open
 
-    state = model.state_dict()
+    state = saved_state(model)
     problems, compared = [], 0
     for path in sorted(Path(folder).glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
@@ -189,18 +188,38 @@ def look_at(library, request):
     return answer
 
 
-def main():
-    """Do what the request says and print a line a library that begins with PROBE."""
-    request = json.loads(sys.argv[1])
+def look_at_all(request):
+    """Give what a stranger would see with each library."""
     if request["with_package"]:
         import_package(request)
     for library in sorted(request["libraries"], reverse=True):  # transformers first
         hidden = [Forbidden()] if library == "transformers" and not request["with_package"] else []
         sys.meta_path[:0] = hidden
-        answer = look_at(library, request)
+        yield look_at(library, request)
         for finder in hidden:
             sys.meta_path.remove(finder)
-        sys.stdout.write("PROBE " + json.dumps(answer) + "\n")
+
+
+def run_snippets(request):
+    """Execute numbered blocks and give what failed."""
+    if request["with_package"]:
+        sys.path.insert(0, request["package_path"])
+    else:
+        sys.meta_path.insert(0, Forbidden())
+    for number, code in request["blocks"]:
+        problem = None
+        try:
+            exec(compile(code, f"<snippet {number}>", "exec"), {"__name__": "__main__"})
+        except BaseException as error:  # noqa: BLE001 (whatever a reader would see is the answer)
+            problem = f"{type(error).__name__}: {error}"[:1500]
+        yield {"block": number, "problem": problem}
+
+
+def main():
+    """Do what the request says and print lines that begin with PROBE."""
+    request = json.loads(sys.argv[1])
+    for answer in run_snippets(request) if "blocks" in request else look_at_all(request):
+        sys.stdout.write("\nPROBE " + json.dumps(answer) + "\n")
         sys.stdout.flush()
 
 

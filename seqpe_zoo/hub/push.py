@@ -7,36 +7,15 @@ How the commit itself is made exactly once is in `commit.py`.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 
 from .check import check_static, require_receipt
 from .client import Client, whoami
 from .commit import Progress, require_tree, send_commit, set_tag
-from .errors import (
-    Conflict,
-    NotConfirmed,
-    RepositoryMissing,
-    TagExists,
-    UnknownRemoteFiles,
-)
+from .errors import Conflict, NotConfirmed, RepositoryMissing, TagExists, UnknownRemoteFiles
 from .plan import Plan, Target, make_plan, read_remote
-
-logger = logging.getLogger(__name__)
-
-
-@dataclass
-class Pushed:
-    """What a push did."""
-
-    repo_id: str
-    commit: str
-    committed: bool  # False when the Hub had everything already
-    tag: str | None
-    pull_request_url: str | None
-    private: bool
 
 
 def push(
@@ -52,8 +31,8 @@ def push(
     checked: bool = True,
     show: Callable[[Plan], None] = lambda plan: None,
     progress: Progress = lambda line: None,
-) -> Pushed:
-    """Publish a folder.
+) -> str:
+    """Publish a folder and return where it is, at which commit.
 
     Args:
         client: an open client; its deadline holds for the whole push.
@@ -80,33 +59,30 @@ def push(
     progress(f"signed in as {user} ({role})")
     _require_write_access(client, plan)
     plan = _make_place(client, folder, plan, progress)
-    commit, pull_request = plan.parent or "", None
+    commit, place = plan.parent or "", f"{client.endpoint}/{target.repo_id}"
     if plan.changes:
         progress(f"sending {len(plan.changes)} change(s) as one commit on {commit[:12]}")
-        commit, pull_request = send_commit(client, folder, plan, message or _default_message(plan))
+        what = target.tag or ", ".join(file.path for file in plan.changes[:3])
+        commit, pull_request = send_commit(client, folder, plan, message or f"seqpe_zoo: {what}")
+        place = pull_request or place
         require_tree(client, plan, commit)
         progress(f"commit {commit[:12]} holds exactly what was planned")
     else:
         progress("the Hub has these files already; no commit is made")
     if target.tag:
         set_tag(client, target, commit, progress)
+    api, repo_id = client.api, target.repo_id
     if collection:
-        _add_to_collection(client, collection, target.repo_id, progress)
+        doing = f"adding {repo_id} to the collection {collection}"
+        client.call(doing, api.add_collection_item, collection, repo_id, "model", exists_ok=True)
+        progress(f"{repo_id} is in the collection {collection}")
     if verify is not None:
         progress("verifying: downloading and loading what is on the Hub now")
         verify(commit)
-    private = plan.private
-    if public and private:
-        client.call(
-            "making the repository public", client.api.update_repo_settings, target.repo_id, private=False
-        )
-        progress(f"{target.repo_id} is public")
-        private = False
-    return Pushed(target.repo_id, commit, bool(plan.changes), target.tag, pull_request, private)
-
-
-def _default_message(plan: Plan) -> str:
-    return f"seqpe_zoo: {plan.target.tag or ', '.join(file.path for file in plan.changes[:3])}"
+    if public and plan.private:
+        client.call("making the repository public", api.update_repo_settings, repo_id, private=False)
+        progress(f"{repo_id} is public")
+    return f"{place} at {commit}{', private' if plan.private and not public else ''}"
 
 
 def _refuse(plan: Plan) -> None:
@@ -123,54 +99,30 @@ def _refuse(plan: Plan) -> None:
 
 def _require_write_access(client: Client, plan: Plan) -> None:
     """Ask before data moves. create_repo(exist_ok=True) is no such test: it passes with a read-only token."""
-    if not plan.repo_exists:
-        return
-    try:
-        client.call(
-            f"asking for write access to {plan.target.repo_id}",
-            client.api.auth_check,
-            plan.target.repo_id,
-            write=True,
-        )
-    except RepositoryMissing:
-        logger.info("this server has no write check; the upload itself will tell")
+    if plan.repo_exists:
+        doing = f"asking for write access to {plan.target.repo_id}"
+        with suppress(RepositoryMissing):  # a server without this check: the upload itself will tell
+            client.call(doing, client.api.auth_check, plan.target.repo_id, write=True)
 
 
 def _make_place(client: Client, folder: Path, plan: Plan, progress: Progress) -> Plan:
     """Create the repository (private) or branch if planned, and plan again on what is there then."""
-    target = plan.target
+    target, api = plan.target, client.api
     if plan.repo_exists and plan.branch_exists:
         return plan
-    doing = f"creating {target.repo_id}"
     if not plan.repo_exists:
         try:
-            client.call(doing, client.api.create_repo, target.repo_id, private=True, exist_ok=False)
+            doing = f"creating {target.repo_id}"
+            client.call(doing, api.create_repo, target.repo_id, private=True, exist_ok=False)
             progress(f"created the private repository {target.repo_id}")
         except Conflict:  # a lost answer, or somebody was faster; the new plan shows what is there
             progress(f"{target.repo_id} exists already")
     if not read_remote(client, target).branch_exists:
-        client.call(
-            f"creating the branch {target.revision}",
-            client.api.create_branch,
-            target.repo_id,
-            branch=target.revision,
-            exist_ok=True,
-        )
+        doing = f"creating the branch {target.revision}"
+        client.call(doing, api.create_branch, target.repo_id, branch=target.revision, exist_ok=True)
         progress(f"created the branch {target.revision}")
     fresh = make_plan(client, folder, target)
     if not plan.repo_exists and not fresh.private:
         raise Conflict(f"{target.repo_id} was made by somebody else meanwhile, and it is public")
     _refuse(fresh)
     return fresh
-
-
-def _add_to_collection(client: Client, slug: str, repo_id: str, progress: Progress) -> None:
-    client.call(
-        f"adding {repo_id} to the collection {slug}",
-        client.api.add_collection_item,
-        slug,
-        repo_id,
-        "model",
-        exists_ok=True,
-    )
-    progress(f"{repo_id} is in the collection {slug}")

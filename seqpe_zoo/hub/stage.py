@@ -8,8 +8,6 @@ interrupted or failed run leaves nothing behind.
 
 from __future__ import annotations
 
-import errno
-import json
 import os
 import shutil
 import uuid
@@ -23,18 +21,11 @@ from .card import render
 from .card_facts import Facts, load_facts, load_results
 from .config_rules import auto_map_modules, code_closure, libraries_of
 from .contents import find_problems, name_problem
-from .errors import CheckFailed, DiskFull, HubError, UsageError
-from .manifest import (
-    build_manifest,
-    git_sha,
-    package_version,
-    portable_version,
-    read_manifest,
-    write_manifest,
-)
+from .errors import CheckFailed, DiskFull, UsageError, explain
+from .files import read_json, write_json
+from .manifest import package_facts, read_manifest, write_manifest
 
 PORTABLE = Path(__file__).parents[1] / "portable"
-_WEIGHT_SUFFIXES = (".safetensors",)
 _GENERATED = ("README.md", "MANIFEST.json")
 _ROOM_TO_SPARE = 16 * 2**20
 
@@ -43,7 +34,6 @@ _ROOM_TO_SPARE = 16 * 2**20
 class Staged:
     """What `stage` made."""
 
-    folder: Path
     files: list[str]
     left_out: list[str]
     libraries: list[str]
@@ -72,7 +62,6 @@ def stage(
         fingerprint: load the staged model once and record its logits, with which every later load is
         compared.
     """
-    run_folder, target = Path(run_folder), Path(target)
     names, left_out = _choose(run_folder)
     _refuse_target(target, overwrite)
     _refuse_full_disk(run_folder, names, target)
@@ -80,35 +69,31 @@ def stage(
     try:
         temporary.mkdir(parents=True)
         config, reason = serve_both(temporary, _copy_model(run_folder, names, temporary))
-        for path in code_closure(portable, _modules_here(config, portable)):
+        for path in code_closure(portable, auto_map_modules(config)):
             shutil.copyfile(path, temporary / path.name)
         facts = _facts_for(config, load_facts(card_folder / "facts.yaml"), reason)
         results = load_results(card_folder / "results.json")
         (temporary / "README.md").write_text(render(facts, results), encoding="utf-8")
-        details: dict[str, Any] = {
-            "published_as": {"repo_id": facts.repo_id, "tag": facts.tag},
-            "source": source or {"description": "not recorded"},
-            "version": package_version(),
-            "code_commit": git_sha(portable),
-            "code_version": portable_version(portable),
-        }
-        write_manifest(temporary, build_manifest(temporary, **details))
+        manifest = write_manifest(
+            temporary,
+            {
+                "published_as": {"repo_id": facts.repo_id, "tag": facts.tag},
+                "source": source or {"description": "not recorded"},
+                "package": package_facts(portable),
+                "fingerprints": {},
+            },
+        )
         if problems := find_problems(temporary):
             raise CheckFailed(problems)
         if fingerprint:
-            write_manifest(
-                temporary, build_manifest(temporary, **details, fingerprints=_fingerprints(temporary, config))
-            )
+            write_manifest(temporary, {**manifest, "fingerprints": _fingerprints(temporary, config)})
         _put_in_place(temporary, target)
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise DiskFull(f"staging {target.name}: {error.strerror}") from error
-        raise HubError(f"staging {target.name}: {error.strerror}: {error.filename}") from error
+        raise explain(error, f"staging {target.name}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     files = sorted(path.name for path in target.iterdir())
-    left_out = [name for name in left_out if name not in files]
-    return Staged(target, files, left_out, libraries_of(config), reason)
+    return Staged(files, [name for name in left_out if name not in files], libraries_of(config), reason)
 
 
 def _choose(run_folder: Path) -> tuple[list[str], list[str]]:
@@ -125,7 +110,7 @@ def _choose(run_folder: Path) -> tuple[list[str], list[str]]:
             problems.append(f"{path.name}: a symbolic link; copy the file itself (cp -L)")
         else:
             chosen.append(path.name)
-    if not any(name.endswith(_WEIGHT_SUFFIXES) for name in chosen):
+    if not any(name.endswith(".safetensors") for name in chosen):
         pickles = [name for name in left_out if name.endswith((".bin", ".pt", ".pth", ".ckpt"))]
         hint = f"; {', '.join(pickles)} may hold a pickle and never travels" if pickles else ""
         problems.append(f"no safetensors file in {run_folder.name}{hint}")
@@ -161,11 +146,9 @@ def _refuse_full_disk(run_folder: Path, names: list[str], target: Path) -> None:
 def _copy_model(run_folder: Path, names: list[str], folder: Path) -> dict[str, Any]:
     for name in names:
         shutil.copyfile(run_folder / name, folder / name, follow_symlinks=False)
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    # transformers notes where a model was loaded from: a path of this machine is nobody's business.
-    if "_name_or_path" in config:
-        del config["_name_or_path"]
-    (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    config = read_json(folder / "config.json")
+    config.pop("_name_or_path", None)  # where transformers loaded the model from is nobody's business
+    write_json(folder / "config.json", config)
     return config
 
 
@@ -199,15 +182,6 @@ def _encoding_problems(config: dict[str, Any], said: Mapping[str, Any]) -> list[
     ]
 
 
-def _modules_here(config: dict[str, Any], portable: Path) -> list[str]:
-    modules = auto_map_modules(config)
-    if missing := [module for module in modules if not (portable / f"{module}.py").is_file()]:
-        raise UsageError(
-            f"config.json: auto_map names {', '.join(missing)}, which the portable code does not have"
-        )
-    return modules
-
-
 def _fingerprints(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
     """Run the staged model in each library: the installed code where code travels (`check` runs the copy)."""
     from .clean_room import compare_fingerprints, probe
@@ -231,14 +205,13 @@ def _put_in_place(temporary: Path, target: Path) -> None:
     for path in temporary.iterdir():
         with path.open("rb") as file:
             os.fsync(file.fileno())
-    if not target.exists():
-        temporary.rename(target)
-        return
     old = target.parent / f".{target.name}.replaced-{uuid.uuid4().hex[:8]}"
-    target.rename(old)
+    if target.exists():
+        target.rename(old)
     try:
         temporary.rename(target)
     except OSError:
-        old.rename(target)
+        if old.exists():
+            old.rename(target)
         raise
     shutil.rmtree(old, ignore_errors=True)

@@ -8,160 +8,106 @@ together on the head that was read. Without `yes` only the difference is shown.
 from __future__ import annotations
 
 import difflib
-import json
 import shutil
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from .client import Client
 from .commit import send_commit, set_tag
 from .config_rules import auto_map_modules, code_closure
-from .errors import CheckFailed, UsageError
-from .manifest import (
-    MANIFEST,
-    git_sha,
-    git_sha1_of,
-    package_version,
-    portable_version,
-    read_manifest,
-    sha256_of,
-    write_manifest,
-)
-from .plan import Plan, PlannedFile, Target, is_same, read_remote, remote_tree
+from .errors import CheckFailed, ParentMoved, UsageError
+from .files import read_json, read_text, write_json
+from .manifest import MANIFEST, file_entry, package_facts, read_manifest
+from .plan import Target, make_plan, read_remote
 from .stage import PORTABLE
-
-
-@dataclass
-class Synced:
-    """What differs in one repository, and the commit that was made, if any."""
-
-    repo_id: str
-    diff: str
-    changed: list[str] = field(default_factory=list)
-    commit: str | None = None
 
 
 def sync_code(
     client: Client,
-    repo_id: str,
+    target: Target,
     *,
     yes: bool,
-    tag: str | None = None,
-    revision: str = "main",
     portable: Path = PORTABLE,
     load: bool = True,
     progress: Callable[[str], None] = lambda line: None,
-) -> Synced:
+) -> tuple[str, str | None]:
     """Compare, and with `yes` update, the code of one repository.
 
     Args:
         client: an open client.
-        repo_id: a repository made by `push`.
+        target: a repository made by `push`, the branch, and a tag for the new commit.
         yes: make the commit.
-        tag: put on the new commit.
-        revision: the branch.
         portable: where the current portable code lies.
         load: before committing, run the published weights with the new code and compare the logits.
         progress: called with a line a step.
+
+    Returns:
+        The difference, empty when there is none, and the commit, if one was made.
     """
-    plan = read_remote(client, Target(repo_id, revision=revision, tag=tag))
-    parent = plan.parent or ""
-    tree = remote_tree(client, repo_id, parent)
+    repo_id, parent = target.repo_id, read_remote(client, target).parent or ""
     with tempfile.TemporaryDirectory(prefix="seqpe_zoo_sync_") as scratch:
-        old = _download(client, repo_id, parent, Path(scratch) / "old", with_weights=False)
-        new = Path(scratch) / "new"
-        done = _prepare(repo_id, old, new, portable, plan, tree)
-        if not done.changed or not yes:
-            return done
+        folder = _download(client, repo_id, parent, Path(scratch) / "code", ["*.safetensors"])
+        diff, stale = _update(folder, repo_id, portable)
+        if not diff or not yes:
+            return diff, None
         if load:
             progress(f"running the weights of {repo_id} with the new code")
-            _require_same_logits(client, repo_id, parent, new, Path(scratch) / "full", plan)
-        done.commit, _ = send_commit(
-            client, new, plan, f"seqpe_zoo: portable code {portable_version(portable) or ''}".strip()
-        )
-        progress(f"{repo_id}: commit {done.commit[:12]} updates {', '.join(done.changed)}")
-        if tag:
-            set_tag(client, plan.target, done.commit, progress)
-    return done
+            full = _download(client, repo_id, parent, Path(scratch) / "full")
+            _update(full, repo_id, portable)
+            _require_same_logits(full, repo_id)
+        plan = make_plan(client, folder, replace(target, unknown_files="keep"))
+        if plan.parent != parent:
+            raise ParentMoved(f"somebody committed to {repo_id} meanwhile")
+        plan.files = [replace(file, action="delete") if file.path in stale else file for file in plan.files]
+        version = read_manifest(folder)["package"]["portable_version"]
+        commit, _ = send_commit(client, folder, plan, f"seqpe_zoo: portable code {version or ''}".strip())
+        progress(f"{repo_id}: commit {commit[:12]} updates {', '.join(file.path for file in plan.changes)}")
+        if target.tag:
+            set_tag(client, target, commit, progress)
+    return diff, commit
 
 
-def _prepare(repo_id: str, old: Path, new: Path, portable: Path, plan: Plan, tree: dict[str, Any]) -> Synced:
-    """Write the changed files into `new`, list them in the plan and describe the difference."""
-    manifest = read_manifest(old)
-    modules = auto_map_modules(json.loads((old / "config.json").read_text(encoding="utf-8")))
+def _update(folder: Path, repo_id: str, portable: Path) -> tuple[str, set[str]]:
+    """Replace the code in a downloaded folder; return the difference and the names that are gone."""
+    manifest = read_manifest(folder)
+    modules = auto_map_modules(read_json(folder / "config.json"))
     if not modules:
         raise UsageError(f"{repo_id} carries no code: its config.json has no auto_map")
     wanted = {path.name: path for path in code_closure(portable, modules)}
-    new.mkdir()
-    done = Synced(repo_id, "")
-    for name, path in wanted.items():
-        entry = tree.get(name)
-        if entry is None or not is_same(entry, sha256_of(path), git_sha1_of(path)):
-            shutil.copyfile(path, new / name)
-            done.changed.append(name)
-            plan.files.append(_planned(new / name, "update" if entry else "add"))
-            manifest["files"][name] = {"sha256": sha256_of(path), "size": path.stat().st_size}
-    for name in sorted(n for n in manifest["files"] if n.endswith(".py") and n not in wanted):
-        done.changed.append(name)
-        plan.files.append(PlannedFile(name, "delete", tree[name].size, None, tree[name].blob_id))
-        del manifest["files"][name]
-    done.diff = "".join(_diff(old / name, new / name, name) for name in done.changed)
-    if done.changed:
-        manifest["package"].update(
-            version=package_version(), git_sha=git_sha(portable), portable_version=portable_version(portable)
-        )
-        write_manifest(new, manifest)
-        plan.files.append(_planned(new / MANIFEST, "update"))
-    return done
-
-
-def _planned(path: Path, action: str) -> PlannedFile:
-    return PlannedFile(path.name, action, path.stat().st_size, sha256_of(path), git_sha1_of(path))
-
-
-def _diff(old: Path, new: Path, name: str) -> str:
-    before = old.read_text(encoding="utf-8").splitlines(True) if old.is_file() else []
-    after = new.read_text(encoding="utf-8").splitlines(True) if new.is_file() else []
-    return "".join(difflib.unified_diff(before, after, f"published/{name}", f"current/{name}"))
-
-
-def _download(client: Client, repo_id: str, commit: str, place: Path, *, with_weights: bool) -> Path:
-    from huggingface_hub import snapshot_download
-
-    # The client resumes a download that ends early, but not one whose connection is reset.
-    return Path(
-        client.call(
-            f"downloading {repo_id}",
-            snapshot_download,
-            repo_id,
-            revision=commit,
-            local_dir=place,
-            cache_dir=place.parent / "cache",
-            ignore_patterns=None if with_weights else ["*.safetensors"],
-            token=client.api.token,
-        )
-    )
-
-
-def _require_same_logits(
-    client: Client, repo_id: str, commit: str, new: Path, full: Path, plan: Plan
-) -> None:
-    from .clean_room import compare_fingerprints, probe
-
-    _download(client, repo_id, commit, full, with_weights=True)
-    recorded = read_manifest(full)["fingerprints"].get("transformers")
-    for file in plan.files:
-        if file.action == "delete":
-            (full / file.path).unlink()
+    stale = {name for name in manifest["files"] if name.endswith(".py")} - set(wanted)
+    diff = ""
+    for name in sorted({*wanted, *stale}):
+        old, new = folder / name, wanted.get(name)
+        texts = [read_text(path).splitlines(True) if path and path.is_file() else [] for path in (old, new)]
+        diff += "".join(difflib.unified_diff(*texts, f"published/{name}", f"current/{name}"))
+        if new is None:
+            old.unlink(missing_ok=True)
+            del manifest["files"][name]
         else:
-            shutil.copyfile(new / file.path, full / file.path)
-    report = probe(["transformers"], full, weights=full)["transformers"]
-    problems = list(report["problems"])
-    if not problems and recorded and (difference := compare_fingerprints(report["fingerprint"], recorded)):
-        problems.append(difference)
+            shutil.copyfile(new, old)
+            manifest["files"][name] = file_entry(old)
+    if diff:
+        write_json(folder / MANIFEST, {**manifest, "package": package_facts(portable)})
+    return diff, stale
+
+
+def _download(
+    client: Client, repo_id: str, commit: str, place: Path, without: list[str] | None = None
+) -> Path:
+    cache = place.with_suffix(".cache")
+    client.download(repo_id, commit, local_dir=place, cache_dir=cache, ignore_patterns=without)
+    shutil.rmtree(place / ".cache", ignore_errors=True)  # the client's notes
+    return place
+
+
+def _require_same_logits(folder: Path, repo_id: str) -> None:
+    from .clean_room import loading_problems, probe
+
+    recorded = read_manifest(folder)["fingerprints"]
+    config = {"model_type": read_json(folder / "config.json").get("model_type")}  # no code travels for timm
+    problems, _ = loading_problems(probe(config, folder, weights=folder), recorded)
     if problems:
         raise CheckFailed(
             [f"{repo_id} with the new code: {problem}" for problem in problems],

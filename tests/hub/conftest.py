@@ -39,5 +39,5 @@ def folder(staged_once, tmp_path):
 
     copy = tmp_path / "folder"
     shutil.copytree(staged_once, copy)
-    write_receipt(copy, {})
+    write_receipt(copy)
     return copy

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 REPO = "zoo/tiny-gpt2"
+REPOSITORY = Path(__file__).parents[2]
 LIGHT = Path(__file__).with_name("light.py")
 WRITE_TOKEN = "hf_loopback_write"
 
@@ -53,8 +54,8 @@ class LoopbackHub:
 
     @classmethod
     def start(cls, root: Path, home: Path, *options: str) -> "LoopbackHub":
-        command = [sys.executable, str(LIGHT), "loopback-hub", "--root", str(root), "--port", "0", *options]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        command = [sys.executable, "-m", "tests.loopback_hub", "--root", str(root), "--port", "0", *options]
+        process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
         first = process.stdout.readline()
         return cls(root, first.split()[3].rstrip(","), process, home)
 
@@ -145,6 +146,15 @@ def put_collection(hub: LoopbackHub) -> str:
     entry |= {"lastUpdated": "2026-01-01T00:00:00.000Z", "private": False, "theme": "pink", "upvotes": 0}
     (hub.root / "collections.json").write_text(json.dumps({slug: entry}))
     return slug
+
+
+def restage(folder: Path) -> None:
+    """Make manifest and receipt fit the folder's files again."""
+    from seqpe_zoo.hub.check import write_receipt
+    from seqpe_zoo.hub.manifest import read_manifest, write_manifest
+
+    write_manifest(folder, read_manifest(folder))
+    write_receipt(folder)
 
 
 def folder_hashes(folder: Path) -> dict[str, str]:

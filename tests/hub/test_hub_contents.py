@@ -13,7 +13,8 @@ from seqpe_zoo.hub.clean_room import compare_fingerprints
 from seqpe_zoo.hub.client import Deadline, backoff
 from seqpe_zoo.hub.config_rules import code_closure, config_problems, libraries_of
 from seqpe_zoo.hub.contents import find_problems, name_problem
-from seqpe_zoo.hub.manifest import compare_with_manifest, git_sha1_of, read_manifest
+from seqpe_zoo.hub.files import git_sha1_of
+from seqpe_zoo.hub.manifest import compare_with_manifest, read_manifest
 from seqpe_zoo.hub.plan import Target
 from seqpe_zoo.hub.stage import PORTABLE, stage
 from tests.hub.helpers import FACTS, LIGHT, safetensors_bytes, write_card_folder
@@ -321,7 +322,7 @@ def test_targets_that_make_no_sense_are_refused(options):
 
 
 def test_help_of_every_command_starts_without_heavy_libraries():
-    for command in ("stage", "check", "plan", "push", "verify", "sync-code", "card", "loopback-hub"):
+    for command in ("stage", "check", "plan", "push", "verify", "sync-code", "card"):
         done = subprocess.run([sys.executable, LIGHT, command, "--help"], capture_output=True, text=True)
         assert done.returncode == 0
         assert "exit codes" in done.stdout

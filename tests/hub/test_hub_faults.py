@@ -15,7 +15,7 @@ import urllib.request
 
 import pytest
 
-from tests.hub.helpers import LIGHT, REPO, folder_hashes, hub_environment, put_collection
+from tests.hub.helpers import LIGHT, REPO, folder_hashes, hub_environment, put_collection, restage
 
 
 def assert_published_once(hub, folder, ran):
@@ -277,18 +277,6 @@ def test_pull_request_that_never_arrived_is_not_sent_blindly_again(hub, folder):
     assert hub.state()["pulls"] == {}
     assert hub.push(folder, "--pr").code == 0
     assert list(hub.state()["pulls"]) == ["refs/pr/1"]
-
-
-def restage(folder):
-    """Make manifest and receipt fit the folder's files again."""
-    from seqpe_zoo.hub.check import write_receipt
-    from seqpe_zoo.hub.manifest import read_manifest, sha256_of, write_manifest
-
-    manifest = read_manifest(folder)
-    for name in manifest["files"]:
-        manifest["files"][name] = {"sha256": sha256_of(folder / name), "size": (folder / name).stat().st_size}
-    write_manifest(folder, manifest)
-    write_receipt(folder, {})
 
 
 def test_commit_that_never_arrived_is_sent_again(hub, folder):

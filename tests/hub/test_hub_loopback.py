@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from tests.hub.helpers import hub_environment
+from tests.hub.helpers import LoopbackHub, hub_environment
+from tests.loopback_hub.faults import Faults
 
 TOUR = """
 import json, os, sys
@@ -87,8 +88,6 @@ def test_a_tour_of_the_protocol_with_the_real_client(hub, folder, tmp_path):
 
 
 def test_state_survives_a_restart(hub, folder, tmp_path):
-    from tests.hub.helpers import LoopbackHub
-
     hub.push(folder)
     head = hub.head()
     hub.process.kill()
@@ -108,8 +107,6 @@ def test_the_log_names_steps_and_no_tokens(hub, folder):
 
 
 def test_unknown_faults_are_refused():
-    from seqpe_zoo.hub.loopback.faults import Faults
-
     with pytest.raises(ValueError, match="unknown fault action"):
         Faults([{"step": "commit", "action": "explode"}])
     with pytest.raises(TypeError):

@@ -135,9 +135,9 @@ def test_staged_folders_hold_what_both_libraries_need(workshop):
     lm, vit = sorted(folder_hashes(base / "lm")), sorted(folder_hashes(base / "vit"))
     plain = ["MANIFEST.json", "README.md", "config.json", "model.safetensors"]
     assert [name for name in vit if not name.endswith(".py")] == sorted([*plain, "preprocessor_config.json"])
-    assert {"modeling_seqpe_vit.py", "configuration_seqpe_vit.py", "vit.py", "pe_seqpe.py"} <= set(vit)
+    assert {"modeling_seqpe_vit.py", "configuration_seqpe_vit.py", "vit.py", "seqpe.py"} <= set(vit)
     assert [name for name in lm if not name.endswith(".py")] == sorted([*plain, "generation_config.json"])
-    assert {"modeling_seqpe_gpt2.py", "configuration_seqpe_gpt2.py", "pe_seqpe.py", "digits.py"} <= set(lm)
+    assert {"modeling_seqpe.py", "configuration_seqpe.py", "seqpe.py", "positions.py"} <= set(lm)
     manifest = read_manifest(base / "lm")
     assert manifest["package"]["portable_version"] == PORTABLE_VERSION
     assert list(manifest["fingerprints"]) == ["transformers"]
@@ -192,7 +192,7 @@ def test_the_road_back(workshop, tmp_path):
 
 def copy_with_receipt(source, target):
     shutil.copytree(source, target)
-    write_receipt(target, {})
+    write_receipt(target)
     return target
 
 
@@ -213,8 +213,8 @@ def test_sync_code_updates_code_and_manifest_only(workshop, tmp_path):
     before = hub.files(repo)
     code = tmp_path / "code"
     shutil.copytree(base / "code", code)
-    digits = code / "digits.py"
-    digits.write_text(digits.read_text() + "\n# a comment of the next release\n")
+    positions = code / "positions.py"
+    positions.write_text(positions.read_text() + "\n# a comment of the next release\n")
 
     shown = hub.run("sync-code", repo, "--portable", code)
     assert shown.code == 0, shown.text
@@ -224,12 +224,12 @@ def test_sync_code_updates_code_and_manifest_only(workshop, tmp_path):
     done = hub.run("sync-code", repo, "--portable", code, "--yes", "--tag", "v1.0.1")
     assert done.code == 0, done.text
     after = hub.files(repo)
-    assert {name for name in after if after[name] != before[name]} == {"digits.py", "MANIFEST.json"}
+    assert {name for name in after if after[name] != before[name]} == {"positions.py", "MANIFEST.json"}
     assert hub.state(repo)["tags"]["v1.0.1"] == hub.head(repo)
     assert hub.run("verify", repo).code == 0
     assert "up to date" in hub.run("sync-code", repo, "--portable", code, "--yes").out
 
-    modeling = code / "modeling_seqpe_gpt2.py"
+    modeling = code / "modeling_seqpe.py"
     modeling.write_text(modeling.read_text() + CHANGED_MODEL)
     refused = hub.run("sync-code", repo, "--portable", code, "--yes")
     assert refused.code == 30

@@ -2,21 +2,13 @@
 
 import json
 
-from seqpe_zoo.hub.check import write_receipt
-from seqpe_zoo.hub.manifest import read_manifest, sha256_of, write_manifest
-from tests.hub.helpers import REPO, folder_hashes, put_collection, safetensors_bytes
+from tests.hub.helpers import REPO, folder_hashes, put_collection, restage, safetensors_bytes
 
 
 def change_weights(folder, values=b"\1" * 64):
     """Give the folder other weights, as a new training run would."""
     (folder / "model.safetensors").write_bytes(safetensors_bytes(values))
-    manifest = read_manifest(folder)
-    manifest["files"]["model.safetensors"] = {
-        "sha256": sha256_of(folder / "model.safetensors"),
-        "size": (folder / "model.safetensors").stat().st_size,
-    }
-    write_manifest(folder, manifest)
-    write_receipt(folder, {})
+    restage(folder)
 
 
 def test_push_makes_one_private_commit_and_the_tag(hub, folder):
@@ -119,15 +111,10 @@ def test_a_new_tag_leaves_the_old_one(hub, folder):
 def test_unknown_remote_files_are_refused_kept_or_deleted(hub, folder):
     hub.push(folder)
     (folder / "results.json").write_text("{}")
-    manifest = read_manifest(folder)
-    manifest["files"]["results.json"] = {"sha256": sha256_of(folder / "results.json"), "size": 2}
-    write_manifest(folder, manifest)
-    write_receipt(folder, {})
+    restage(folder)
     hub.push(folder, "--tag", "v2")
     (folder / "results.json").unlink()
-    del manifest["files"]["results.json"]
-    write_manifest(folder, manifest)
-    write_receipt(folder, {})
+    restage(folder)
     before = hub.head()
 
     refused = hub.push(folder, "--tag", "v3")

@@ -1,6 +1,6 @@
-"""`python -m tests.loopback_hub --port N --root DIR`: the loopback hub of seqpe_zoo.hub.loopback."""
+"""`python -m tests.loopback_hub --root DIR --port N`."""
 
-from seqpe_zoo.hub.loopback.server import main
+from .server import main
 
 if __name__ == "__main__":
     raise SystemExit(main())

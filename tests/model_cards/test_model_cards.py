@@ -77,7 +77,7 @@ def test_parameters_of_the_language_models_are_counted_right(name: str) -> None:
         model = SeqPEGPT2LMHeadModel(SeqPEGPT2Config.paper())
     model.tie_weights()
     assert sum(p.numel() for p in model.parameters()) == facts.figures["parameters"]
-    assert model.transformer.wpe.integration == facts.position_encoding["integration"]
+    assert model.transformer.position_encoding.integration == facts.position_encoding["integration"]
     assert model.transformer.position_encoding.options.projection == facts.position_encoding["projection"]
 
 

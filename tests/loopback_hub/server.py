@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from . import routes_read, routes_repos, routes_upload, routes_xet  # noqa: F401 (they fill the routes)
+from . import routes_read, routes_repos, routes_upload  # noqa: F401 (they fill the routes)
 from .faults import Fault, Faults
 from .protocol import Hub, Reply, Request, find_route
 from .store import Store, StoreError
@@ -244,24 +244,11 @@ class _Handler(BaseHTTPRequestHandler):
         """Say nothing on the terminal: the log file has it."""
 
 
-def serve(options: argparse.Namespace) -> int:
-    """Run the hub until it is interrupted; for the options see `add_arguments`."""
-    injected = json.loads(options.faults.read_text()) if options.faults else None
-    sizes = (options.multipart_above, options.chunk_size)
-    server = LoopbackServer(options.root, options.port, injected, *sizes, xet=options.xet)
-    sys.stdout.write(f"loopback hub at {server.url}, its repositories in {options.root}\n")
-    without = "" if options.xet else "HF_HUB_DISABLE_XET=1 "
-    sys.stdout.write(f"  export HF_ENDPOINT={server.url} {without}HF_TOKEN=hf_loopback_write\n")
-    sys.stdout.flush()
-    try:
-        server.serve_forever(poll_interval=0.1)
-    except KeyboardInterrupt:
-        return 0
-    return 0
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options, here and in `seqpe-zoo loopback-hub`."""
+def main(argv: list[str] | None = None) -> int:
+    """Parse the command line and serve until interrupted."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.loopback_hub", description="A Hub on this machine to rehearse a push."
+    )
     parser.add_argument(
         "--root", type=Path, required=True, help="folder that holds the repositories; made if missing"
     )
@@ -276,12 +263,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--chunk-size", type=int, default=16 << 20, help="bytes of one part")
     parser.add_argument("--xet", action="store_true", help="offer xet storage, in a folder; needs hf_xet")
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Parse the command line and serve."""
-    parser = argparse.ArgumentParser(
-        prog="seqpe-zoo loopback-hub", description="A Hub on this machine to rehearse a push."
-    )
-    add_arguments(parser)
-    return serve(parser.parse_args(argv))
+    options = parser.parse_args(argv)
+    injected = json.loads(options.faults.read_text()) if options.faults else None
+    sizes = (options.multipart_above, options.chunk_size)
+    server = LoopbackServer(options.root, options.port, injected, *sizes, xet=options.xet)
+    sys.stdout.write(f"loopback hub at {server.url}, its repositories in {options.root}\n")
+    without = "" if options.xet else "HF_HUB_DISABLE_XET=1 "
+    sys.stdout.write(f"  export HF_ENDPOINT={server.url} {without}HF_TOKEN=hf_loopback_write\n")
+    sys.stdout.flush()
+    try:
+        server.serve_forever(poll_interval=0.1)
+    except KeyboardInterrupt:
+        return 0
+    return 0

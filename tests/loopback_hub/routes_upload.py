@@ -1,4 +1,4 @@
-"""Routes of an upload, in order: card, preupload, LFS batch, PUT (whole or in parts), verify, commit."""
+"""Routes of an upload, in order: card, preupload, LFS batch, PUT (whole or in parts), verify, commit; xet."""
 
 from __future__ import annotations
 
@@ -152,3 +152,18 @@ def commit(hub: Hub, request: Request) -> Reply:
     if made["pull"]:
         answer["pullRequestUrl"] = f"{hub.url}/{repo}/discussions/{made['pull']}"
     return Reply(answer)
+
+
+@route("GET", MODEL + "/xet-write-token/(?P<revision>[^/]+)", "xet-write-token", role="write")
+@route("GET", MODEL + "/xet-read-token/(?P<revision>[^/]+)", "xet-read-token")
+def xet_token(hub: Hub, request: Request) -> Reply:
+    """Tell a client of hf_xet where the storage is; it reads the body, huggingface_hub the headers."""
+    if hub.store.xet is None:
+        raise StoreError(404, "no xet storage here; set HF_HUB_DISABLE_XET=1")
+    connection = hub.store.xet.connection()
+    headers = {
+        "X-Xet-Cas-Url": connection["casUrl"],
+        "X-Xet-Access-Token": connection["accessToken"],
+        "X-Xet-Token-Expiration": connection["exp"],
+    }
+    return Reply({**connection, "exp": int(connection["exp"])}, headers=headers)
