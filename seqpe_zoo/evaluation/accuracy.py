@@ -64,6 +64,11 @@ def count_correct(model: ImageModel, batches: Iterable[tuple[Tensor, Tensor]], r
     top1 = top5 = images = 0
     for pixels, labels in batches:
         logits = model.logits(pixels.to(device=first.device, dtype=first.dtype))
+        if int(labels.max()) >= logits.shape[-1]:
+            raise DataError(
+                f"a picture is of class number {int(labels.max())}, and {model.name} tells "
+                f"{logits.shape[-1]} classes apart: give data of the model's own classes"
+            )
         ranked = logits.float().topk(min(5, logits.shape[-1]), dim=-1).indices.cpu()
         hits = ranked == labels.unsqueeze(1)
         top1 += int(hits[:, 0].sum())

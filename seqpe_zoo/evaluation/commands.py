@@ -148,7 +148,7 @@ def _with_own_label(measured: list[Any], before: list[Any], name: str) -> list[A
 def _measure(task: str, name: str, label: str | None, arguments: argparse.Namespace) -> list[Any]:
     from ..data.errors import DataError
     from ..data.image_sources import DIGITS, open_small_images
-    from .defaults import default_lengths, default_resolutions, number_of_classes
+    from .defaults import default_lengths, default_resolutions
     from .measure import measure_images, measure_questions, measure_text
     from .model_loading import load_image_model, load_language_model
 
@@ -159,9 +159,6 @@ def _measure(task: str, name: str, label: str | None, arguments: argparse.Namesp
     }
     if task == "images":
         image_model = load_image_model(name, library=arguments.library, **options)
-        classes = number_of_classes(image_model)
-        if arguments.data is None and classes not in (10, None):
-            raise DataError(f"{name} tells {classes} classes apart, the embedded digits are 10: give --data")
         source = arguments.data or DIGITS
         if arguments.data is None:
             _say_embedded("handwritten digits")
@@ -176,7 +173,6 @@ def _measure(task: str, name: str, label: str | None, arguments: argparse.Namesp
             arguments.workers,
             arguments.max_images,
             arguments.data_root,
-            remark=_remark,
         )
     model = load_language_model(name, **options)
     label = label or model.label
@@ -210,14 +206,6 @@ def _remark(sentence: str) -> None:
     Console(stderr=True, highlight=False, soft_wrap=True).print(sentence, markup=False)
 
 
-PAPER_TABLES = {
-    ("text-generation", "perplexity"): "language_modelling",
-    ("image-classification", "accuracy"): "image_classification",
-    ("question-answering", "answer_perplexity"): "question_answering",
-    ("question-answering", "containment_match"): "question_answering_match",
-}
-
-
 def write_report(report: Any, folder: Path, plot: bool) -> None:
     """Writes results.json, table.md and a plot for each metric, and prints the tables."""
     from rich.console import Console
@@ -232,11 +220,12 @@ def write_report(report: Any, folder: Path, plot: bool) -> None:
     kinds = dict.fromkeys((m.task, m.metric) for m in report.measurements)
     for task, metric in kinds:
         of_task = [m for m in report.measurements if m.task == task]
-        paper = load_paper_tables().get(PAPER_TABLES.get((task, metric), ""))
-        header, rows = extrapolation_rows(of_task, metric, paper)
+        header, rows = extrapolation_rows(of_task, metric)
         print_table(console, f"{metric.replace('_', ' ')}: {of_task[0].dataset['name']}", header, rows)
-        quoted = paper is not None and any(row[0].endswith("(paper)") for row in rows)
-        source = f"Rows marked (paper): {paper.table}, {paper.data}.\n" if quoted else ""
+        quoted = {m.paper_table for m in of_task if m.metric == metric and m.paper_table}
+        papers = [load_paper_tables()[name] for name in sorted(quoted)]
+        shown = any(row[0].endswith("(paper)") for row in rows)
+        source = "".join(f"Rows marked (paper): {p.table}, {p.data}.\n" for p in papers if shown)
         sections.append(
             f"## {metric} on {of_task[0].dataset['name']}\n\n{markdown_table(header, rows)}\n{source}"
         )

@@ -43,7 +43,7 @@ def default_resolutions(model: ImageModel) -> list[int]:
 def number_of_classes(model: ImageModel) -> int | None:
     """Returns how many classes a classifier tells apart, None where it does not say."""
     config = getattr(model.model, "config", None)
-    return getattr(model.model, "num_classes", None) or getattr(config, "num_labels", None)
+    return getattr(model.model, "num_classes", getattr(config, "num_labels", None))
 
 
 def _accepts(check: Any, model: Any, size: int) -> bool:

@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..data.errors import DataError
 from ..data.image_sources import open_small_images
 from ..data.images import class_names, open_image_split
 from ..data.squad_documents import DocumentQuestion, build_document_questions, load_questions, read_rows
-from ..data.text_sources import describe_text, open_token_stream
+from ..data.text_sources import WIKITEXT, describe_text, open_token_stream
 from .accuracy import evaluate_accuracy, evaluate_small_images
 from .answers import evaluate_answers
 from .defaults import number_of_classes
 from .model_loading import ImageModel, LanguageModel
 from .perplexity import evaluate_perplexity
 from .report import Measurement
+
+GPT2_VOCABULARY = 50257
+IMAGENET_NAMES = ("/ILSVRC/imagenet-1k", "/timm/imagenet-1k-wds")
+IMAGENET_IMAGES = 50_000
+RELEASED_QUESTIONS = "squad_qa"
+"""Folder of the authors' questions, `validation.LENGTH.jsonl`; other draws are other data."""
+RELEASED_COUNT = 500
+"""Questions at each length: the paper's percentages are multiples of 0.2."""
+QUESTION_TABLES = {
+    "answer_perplexity": "question_answering",
+    "containment_match": "question_answering_match",
+}
 
 
 def measure_text(
@@ -31,10 +43,21 @@ def measure_text(
     """Perplexity of a language model at each length."""
     stream = open_token_stream(source, split, model.tokenizer, None if max_tokens is None else max_tokens + 1)
     dataset = describe_text(source, split)
-    results = evaluate_perplexity(model.model, stream, lengths, tokens_at_once)
+    # Perplexity is per token: it compares with the paper's only where GPT-2's tokens are counted.
+    has_gpt2_tokens = model.tokenizer is not None and len(model.tokenizer) == GPT2_VOCABULARY
+    is_papers = (source, split, max_tokens) == (WIKITEXT, "test", None) and has_gpt2_tokens
+    paper = "language_modelling" if is_papers else None
     return [
-        Measurement(label, "text-generation", dataset, "perplexity", {"length": r.length}, r.perplexity)
-        for r in results
+        Measurement(
+            label,
+            "text-generation",
+            dataset,
+            "perplexity",
+            {"length": r.length},
+            r.perplexity,
+            paper_table=paper,
+        )
+        for r in evaluate_perplexity(model.model, stream, lengths, tokens_at_once)
     ]
 
 
@@ -48,40 +71,57 @@ def measure_images(
     workers: int = 0,
     max_images: int | None = None,
     root: Path | None = None,
-    remark: Callable[[str], None] | None = None,
 ) -> list[Measurement]:
     """Accuracy of a classifier at each resolution; `root` as of `open_image_split`.
 
-    `remark` is called with a sentence where the pictures have another number of classes than the model.
+    Raises:
+        DataError: the model has another number of classes than the pictures.
     """
-    small = open_small_images(source)
+    small, is_imagenet = open_small_images(source), False
     if small is not None:
         dataset = {"name": small.name, "id": small.identifier, "split": split}
+        _check_classes(model, len(small.class_names), small.name)
         results = evaluate_small_images(model, small, split, resolutions, batch_size, max_images)
     else:
+        from timm.data import ImageNetInfo
+
         name = Path(source).name or source
         # Results name a folder, also behind the name of a reader, without where it lies on this machine.
         places = filter(None, (source, source.partition("/")[2]))
         is_local = any(Path(place).exists() for place in places)
         dataset = {"name": name, "id": name if is_local else source, "split": split}
         images = open_image_split(source, split, root)
-        known, names = number_of_classes(model), class_names(images)
-        if remark is not None and known is not None and names is not None and known != len(names):
-            remark(
-                f"warning: {model.name} tells {known} classes apart, the pictures have {len(names)}: class "
-                "number i of the model counts as folder number i, so accuracy says nothing unless they are "
-                "the same things"
-            )
+        names = class_names(images)
+        if names is not None:
+            _check_classes(model, len(names), name)
         results = evaluate_accuracy(model, images, resolutions, batch_size, workers, max_images)
+        named = source.endswith(IMAGENET_NAMES) or names == ImageNetInfo("imagenet-1k").label_names()
+        is_imagenet = named and split in ("val", "validation")
     measured = []
     for r in results:
         metrics = {"accuracy": r.top1}
         if (number_of_classes(model) or math.inf) > 5:  # of five classes the first five are always right
             metrics["top5_accuracy"] = r.top5
+        paper = "image_classification" if is_imagenet and r.images == IMAGENET_IMAGES else None
         for metric, value in metrics.items():
             setting = {"resolution": r.resolution}
-            measured.append(Measurement(label, "image-classification", dataset, metric, setting, value))
+            quoted = paper if metric == "accuracy" else None
+            measured.append(
+                Measurement(
+                    label, "image-classification", dataset, metric, setting, value, paper_table=quoted
+                )
+            )
     return measured
+
+
+def _check_classes(model: ImageModel, count: int, data: str) -> None:
+    """Refuses a classifier of other classes: what it calls number i is something else."""
+    known = number_of_classes(model)
+    if known is not None and known != count:
+        raise DataError(
+            f"{model.name} tells {known} classes apart and {data} has {count}: accuracy would compare "
+            "numbers that mean different things. Give --data of the model's own classes, or a model of these"
+        )
 
 
 def open_questions(
@@ -110,7 +150,9 @@ def measure_questions(
     seed: int = 42,
 ) -> list[Measurement]:
     """Answer perplexity and both matches of a language model at each length."""
-    dataset = {"name": Path(source).name, "id": Path(source).name, "split": "validation"}
+    name = Path(source).name
+    dataset = {"name": name, "id": name, "split": "validation"}
+    is_release = Path(source).is_dir() and name == RELEASED_QUESTIONS
     measured = []
     for length in lengths:
         rows = open_questions(source, length, model, count, seed)
@@ -118,7 +160,10 @@ def measure_questions(
         values = [("answer_perplexity", r.perplexity)]
         if generate:
             values += [("exact_match", r.exact_match), ("containment_match", r.containment_match)]
+        whole = is_release and r.questions == RELEASED_COUNT
         for metric, value in values:
-            setting = {"length": length}
-            measured.append(Measurement(label, "question-answering", dataset, metric, setting, value))
+            setting, paper = {"length": length}, QUESTION_TABLES.get(metric) if whole else None
+            measured.append(
+                Measurement(label, "question-answering", dataset, metric, setting, value, paper_table=paper)
+            )
     return measured

@@ -19,14 +19,18 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from .paper_tables import PaperTable
+from .paper_tables import load_paper_tables
 
 PACKAGES = ("seqpe-zoo", "torch", "timm", "transformers", "accelerate", "datasets", "numpy")
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One number: of which model, on what, at which length or resolution."""
+    """One number: of which model, on what, at which length or resolution.
+
+    Attributes:
+        paper_table: the table of the paper whose numbers are of the same data, whole, in the same unit.
+    """
 
     model: str
     task: str
@@ -35,6 +39,7 @@ class Measurement:
     setting: Mapping[str, int]
     value: float
     note: str | None = None
+    paper_table: str | None = None
 
 
 @dataclass
@@ -181,27 +186,22 @@ def format_setting(setting: int) -> str:
     return f"{setting // 1024}K" if setting >= 1024 and setting % 1024 == 0 else str(setting)
 
 
-def extrapolation_rows(
-    measurements: Sequence[Measurement], metric: str, paper: PaperTable | None = None
-) -> tuple[list[str], list[list[str]]]:
+def extrapolation_rows(measurements: Sequence[Measurement], metric: str) -> tuple[list[str], list[list[str]]]:
     """Returns header and rows of a table: one row a model, one column a setting, the average last.
 
-    Args:
-        measurements: of one task.
-        metric: which of their numbers.
-        paper: rows "(paper)" are added below those of ours that the paper has at any of the settings.
+    Below a model stands its row of the paper, where the paper measured the same at any of the settings.
     """
-    table = {model: values[metric] for model, values in by_model(measurements).items() if metric in values}
+    measurements = [m for m in measurements if m.metric == metric]
+    table = {model: values[metric] for model, values in by_model(measurements).items()}
     settings = sorted({int(setting) for values in table.values() for setting in values})
     header = ["Model", *map(format_setting, settings), "AVG."]
+    papers = {m.model: load_paper_tables()[m.paper_table] for m in measurements if m.paper_table}
     rows = []
     for model, values in table.items():
-        cells = [values.get(str(setting)) for setting in settings]
-        rows.append(_row(model, metric, cells))
-        if paper is not None and model in paper.rows:
-            theirs = [paper.value(model, setting) for setting in settings]
-            if any(value is not None for value in theirs):
-                rows.append(_row(f"{model} (paper)", metric, theirs))
+        rows.append(_row(model, metric, [values.get(str(setting)) for setting in settings]))
+        theirs = [papers[model].value(model, setting) for setting in settings] if model in papers else []
+        if any(value is not None for value in theirs):
+            rows.append(_row(f"{model} (paper)", metric, theirs))
     return header, rows
 
 

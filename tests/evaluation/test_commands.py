@@ -56,26 +56,32 @@ def test_classifiers_are_measured_at_multiples_of_their_training() -> None:
     assert default_resolutions(image_model_of(large, "large")) == [224, 320, 384, 448, 512, 640, 672]
 
 
-def test_classifier_of_other_classes_is_not_measured_on_digits(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = {"pos_embed": "nope", "depth": 1}
-    model = timm.create_model("vit_pico_patch4_pe_32", num_classes=7, **arguments)
-    timm.models.save_for_hf(model, str(tmp_path), model_args=arguments, safe_serialization=True)
-    assert run("evaluate", str(tmp_path)) == 2
-    assert "7 classes apart, the embedded digits are 10: give --data" in capsys.readouterr().err
-
-
-def test_pictures_of_other_classes_are_measured_with_a_warning(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("data", ["", "digits", "PICTURES"])
+def test_classifier_of_other_classes_is_refused(
+    data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = {"pos_embed": "nope", "depth": 1}
     model = timm.create_model("vit_pico_patch4_pe_32", num_classes=7, **arguments)
     timm.models.save_for_hf(model, str(tmp_path / "model"), model_args=arguments, safe_serialization=True)
     pictures = write_image_folder(tmp_path / "pictures", size=32, train=10, test=30)
-    words = ["--resolutions", "32", "--max-images", "4", "--no-plot", "--output", str(tmp_path / "out")]
-    assert run("evaluate", str(tmp_path / "model"), "--data", str(pictures), *words) == 0
-    assert "7 classes apart, the pictures have 10" in capsys.readouterr().err
+    words = ["--data", str(pictures) if data == "PICTURES" else data] if data else []
+    assert run("evaluate", str(tmp_path / "model"), *words, "--output", str(tmp_path / "out")) == 2
+    said = capsys.readouterr().err
+    assert "7 classes apart" in said
+    assert "has 10" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_papers_numbers_do_not_stand_beside_handwritten_digits(tmp_path: Path) -> None:
+    arguments = {"pos_embed": "seqpe", "depth": 1, "embed_dim": 32, "patch_size": 16, "img_size": 224}
+    model = timm.create_model("vit_pico_patch4_pe_32", num_classes=10, dynamic_img_size=True, **arguments)
+    arguments["dynamic_img_size"] = True
+    timm.models.save_for_hf(model, str(tmp_path / "m"), model_args=arguments, safe_serialization=True)
+    words = ["--resolutions", "224", "--max-images", "4", "--no-plot", "--output", str(tmp_path / "out")]
+    assert run("evaluate", str(tmp_path / "m"), *words) == 0
+    table = (tmp_path / "out" / "table.md").read_text()
+    assert "| seqpe |" in table
+    assert "paper" not in table
 
 
 def test_results_are_drawn_again(our_language_model: Path, tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -41,19 +42,23 @@ def test_model_cards_can_read_the_file(report: Report, tmp_path: Path) -> None:
     assert [result.value for result in results] == [20.0, 19.0, 30.0, None]
 
 
-def test_papers_row_stands_below_ours(report: Report) -> None:
-    paper = load_paper_tables()["language_modelling"]
-    header, rows = extrapolation_rows(report.measurements, "perplexity", paper)
+def test_papers_row_stands_below_ours_where_the_paper_measured_the_same(report: Report) -> None:
+    ours = [replace(m, paper_table="language_modelling") for m in report.measurements]
+    header, rows = extrapolation_rows(ours, "perplexity")
     assert header == ["Model", "512", "1K", "AVG."]
     assert rows[0] == ["seqpe", "20.00", "19.00", "19.50"]
     assert rows[1][:3] == ["seqpe (paper)", "19.65", "18.74"]
     assert rows[2] == ["mine", "30.00", "-", "-"]
 
 
+def test_paper_is_not_quoted_beside_other_data(report: Report) -> None:
+    _, rows = extrapolation_rows(report.measurements, "perplexity")
+    assert [row[0] for row in rows] == ["seqpe", "mine"]
+
+
 def test_paper_is_not_quoted_at_settings_it_does_not_have() -> None:
-    ours = Measurement("seqpe", "text-generation", {"name": "x"}, "perplexity", {"length": 32}, 50.0)
-    _, rows = extrapolation_rows([ours], "perplexity", load_paper_tables()["language_modelling"])
-    assert rows == [["seqpe", "50.00", "50.00"]]
+    short = replace(perplexity("seqpe", 32, 50.0), paper_table="language_modelling")
+    assert extrapolation_rows([short], "perplexity")[1] == [["seqpe", "50.00", "50.00"]]
 
 
 def test_markdown_has_a_line_for_each_row() -> None:
