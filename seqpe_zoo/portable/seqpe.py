@@ -5,6 +5,7 @@ the input), W_PE, and in training the random shift and the two objectives, all o
 one encoder call.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -57,7 +58,7 @@ class SeqPEOptions(Options):
             twice the training context.
         base: [b] base of the number system.
         encoder_dim: [d] width of the encoder; by default that of the host, at most 768.
-        encoder_heads: its attention heads; by default one for each 64 columns.
+        encoder_heads: its attention heads; by default one for about 64 columns.
         encoder_layers: [N] its layers.
         encoder_causal: causal or bidirectional attention over digits.
         dropout: residual dropout of the encoder.
@@ -72,6 +73,8 @@ class SeqPEOptions(Options):
         projection: W_PE "per_layer", "shared" by all layers, or "none". By default "shared" in one dimension
             and "per_layer" in more, as in the paper's runs.
         multi_head: vectors for each head; else one, shared by all.
+        position_dim: columns of a head's vectors under "bias", by default those of the head; fewer make long
+            texts cheaper.
         bias_scale: factor of the position scores of "bias".
         init: "fan_in" draws weights of 1 / sqrt(fan in), and the factors of "mul" start around 1; "fitted"
             then fits the encoder to sines and cosines of its positions, which takes seconds to minutes when a
@@ -94,7 +97,8 @@ class SeqPEOptions(Options):
             images.
         local_range: smallest number of positions in a local region of the contrastive objective.
         ood_form: "paper", "release" or "release_mse".
-        ood_heads: heads of the distillation objective; by default those of the encoder.
+        ood_heads: heads of the distillation objective; by default those of the encoder, or as many of them as
+            divide the vectors.
     """
 
     num_digits: int | None = option(None, least=1, most=18)
@@ -112,6 +116,7 @@ class SeqPEOptions(Options):
     integration: str | None = option(None, choices=INTEGRATIONS, kind=True)
     projection: str | None = option(None, choices=("per_layer", "shared", "none"))
     multi_head: bool = option(True)
+    position_dim: int | None = option(None, least=1)
     bias_scale: float = option(1.0, kind=True)
     init: str = option("fan_in", choices=("fan_in", "fitted", "release"))
     init_scale: float = option(2.0, least=0)
@@ -137,7 +142,8 @@ class SeqPEOptions(Options):
         while self.num_digits is None and self.base**digits < 2 * trained:
             digits += 1
         encoder_dim = self.encoder_dim or min(host.dim, MAX_ENCODER_DIM)
-        encoder_heads = self.encoder_heads or max(1, encoder_dim // 64)
+        heads = range(max(1, encoder_dim // 64), 0, -1)
+        encoder_heads = self.encoder_heads or next(count for count in heads if encoder_dim % count == 0)
         integration = self.integration or ("input" if not in_attention else "bias" if is_text else "mul")
         projection = self.projection or ("shared" if is_text else "per_layer")
         made = replace(
@@ -148,19 +154,28 @@ class SeqPEOptions(Options):
             integration=integration,
             projection="none" if integration == "input" else projection,
             max_position=self.max_position or min(self.base**digits, max(PAPER_MAX_POSITION, 4 * trained)),
-            ood_heads=self.ood_heads or encoder_heads,
         )
+        made = replace(made, ood_heads=self.ood_heads or math.gcd(made.width(host), encoder_heads))
         made.check(host)
         return made
+
+    def width(self, host: HostSpec) -> int:
+        """Width of a position's vector: that of the host, or of all its key heads."""
+        heads = host.num_kv_heads if self.multi_head else 1
+        return host.dim if self.integration == "input" else heads * (self.position_dim or host.head_dim)
 
     def check(self, host: HostSpec) -> None:
         """Raises ValueError where options contradict each other or the host."""
         capacity, largest = self.base**self.num_digits, self.max_position  # type: ignore[operator]
-        width = host.dim if self.integration == "input" else host.num_kv_heads * host.head_dim
         if capacity > 2**60:
             raise ValueError(
                 f"num_digits={self.num_digits} digits of base {self.base} write numbers above 2**60; "
                 "use fewer digits"
+            )
+        if self.position_dim is not None and self.integration != "bias":
+            raise ValueError(
+                f"position_dim={self.position_dim} is an option of integration='bias'; with "
+                f"{self.integration!r} vectors are as wide as the heads"
             )
         if self.integration != "input" and host.num_heads is None:
             raise ValueError(
@@ -181,10 +196,9 @@ class SeqPEOptions(Options):
                 f"encoder_dim={self.encoder_dim} is not divisible by encoder_heads={self.encoder_heads}; "
                 "set encoder_heads"
             )
-        width = width if self.multi_head or self.integration == "input" else host.head_dim
-        if self.ood_weight > 0 and width % self.ood_heads:  # type: ignore[operator]
+        if self.ood_weight > 0 and self.width(host) % self.ood_heads:  # type: ignore[operator]
             raise ValueError(
-                f"vectors of width {width} do not split into ood_heads={self.ood_heads}; "
+                f"vectors of width {self.width(host)} do not split into ood_heads={self.ood_heads}; "
                 "set ood_heads to a divisor"
             )
         if self.extrapolation == "interpolate" and host.train_shape is None:
@@ -228,7 +242,7 @@ class SeqPE(PositionEncoding):
         self.allow_absent = options.allow_absent
         self.integration: str = options.integration
         self.position_heads: int = host.num_kv_heads if options.multi_head else 1
-        self.width: int = dim if self.integration == "input" else self.position_heads * host.head_dim
+        self.width: int = options.width(host)
         self.interpolates = options.extrapolation == "interpolate"
         self.changes_input = self.integration == "input"
         self.has_table = host.num_dims == 1 and not (

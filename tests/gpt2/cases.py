@@ -18,6 +18,8 @@ for integration in INTEGRATIONS:
             "position_encoding": "seqpe",
             "position_encoding_args": {"integration": integration, "projection": projection},
         }
+narrow = {"integration": "bias", "position_dim": 4}
+ENCODINGS["seqpe_bias_narrow"] = {"position_encoding": "seqpe", "position_encoding_args": narrow}
 # What `seqpe-zoo train` builds has GPT-2's activation by its quicker name.
 ENCODINGS["seqpe_bias_shared"]["activation_function"] = "gelu_pytorch_tanh"
 
