@@ -10,7 +10,6 @@ from seqpe_zoo.portable.modeling_seqpe import SeqPEGPT2LMHeadModel, SeqPEGPT2Mod
 from seqpe_zoo.portable.encoder import PositionEncoder
 from seqpe_zoo.portable.encodings import alibi_slopes
 from seqpe_zoo.portable.position_encoding import position_scores
-from tests.hosts.cases import GPT2
 from tests.gpt2.cases import ENCODINGS, pad_left, random_tokens, tiny_config, tiny_model
 
 CLOSE = {"atol": 2e-5, "rtol": 1e-4}
@@ -303,7 +302,7 @@ def test_model_built_without_memory_gets_all_its_weights(case: str, tmp_path) ->
 
 
 def plain_gpt2() -> GPT2LMHeadModel:
-    return GPT2LMHeadModel(GPT2Config(**GPT2))
+    return GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=64, vocab_size=128))
 
 
 @all_encodings
