@@ -168,7 +168,9 @@ class SequenceTransformer(nn.Module):
         slots, valid = self._slots(tree, visible)
         inputs = torch.cat([vocabulary, final.unsqueeze(0)])  # (V + 1, d)
         cls_token = vocabulary.shape[0]
-        own = torch.cat([tokens[tree.leaf, tree.place], tokens.new_full((num_leaves,), cls_token)])  # (M + U,)
+        own = torch.cat(
+            [tokens[tree.leaf, tree.place], tokens.new_full((num_leaves,), cls_token)]
+        )  # (M + U,)
         x = inputs
         for index, layer in enumerate(self.layers):
             # Nobody reads the prefixes after the last layer.
@@ -219,7 +221,9 @@ class SequenceTransformer(nn.Module):
         q, key_value = layer.qkv(layer.norm1(x)).tensor_split([x.shape[-1]], dim=-1)
         q = q[queries] * heads[1] ** -0.5
         k, v = (part.unflatten(-1, heads) for part in F.embedding(slots, key_value).chunk(2, dim=-1))
-        scores = (q.unflatten(-1, heads).unsqueeze(1) * k).sum(-1)  # k, v (Q, T + 1, H, D); scores (Q, T + 1, H)
+        scores = (q.unflatten(-1, heads).unsqueeze(1) * k).sum(
+            -1
+        )  # k, v (Q, T + 1, H, D); scores (Q, T + 1, H)
         mixed = (layer.attend(scores, valid).unsqueeze(-1) * v).sum(1).flatten(1)
         return layer.finish(x[queries], mixed)
 
@@ -267,7 +271,7 @@ class PositionEncoder(nn.Module):
     def forward(self, positions: Tensor) -> Tensor:
         """Encodes positions (..., n) to vectors (..., out_dim). Positions are not checked here."""
         flat = positions.reshape(-1, self.num_dims)
-        encoded = self.encode_each(flat) if is_traced() else self._encode_unique(flat)
+        encoded = self.encode_each(flat) if is_traced() or flat.is_meta else self._encode_unique(flat)
         return encoded.reshape(*positions.shape[:-1], self.out_dim)
 
     def encode_each(self, positions: Tensor) -> Tensor:
@@ -307,7 +311,9 @@ class PositionEncoder(nn.Module):
             real = real_digit_mask(digits, self.num_digits)
             visible = real if visible is None else visible & real
         places = torch.arange(digits.shape[-1], device=digits.device)
-        return digits + places * self.base, visible
+        # In a graph positions are not checked: those too large get an index that the vocabulary does not have.
+        fits = (positions < self.capacity).repeat_interleave(self.num_digits, dim=-1)
+        return torch.where(fits, digits + places * self.base, digits.shape[-1] * self.base), visible
 
     def _present(self, positions: Tensor) -> Tensor:
         """Marks the digits of coordinates that are there, bool (N, n * k)."""

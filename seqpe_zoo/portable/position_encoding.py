@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .positions import Positions, check_positions, ravel_positions
+from .positions import Positions, check_grid, check_positions
 
 PORTABLE_VERSION = "2"
 """Version of the code that travels with published checkpoints. A change in this folder changes published
@@ -43,7 +43,12 @@ KIND_BYTES = 256
 
 
 def option(
-    default: Any, *, least: float | None = None, most: float | None = None, choices: Any = None, kind: bool = False
+    default: Any,
+    *,
+    least: float | None = None,
+    most: float | None = None,
+    choices: Any = None,
+    kind: bool = False,
 ) -> Any:
     """Declares an option of an encoding: its default and what it may be.
 
@@ -60,7 +65,10 @@ class Options:
     def __post_init__(self) -> None:
         for one in fields(self):
             bounds = {name: value for name, value in one.metadata.items() if name != "kind"}
-            check_value(one.name, getattr(self, one.name), one.type, **bounds)
+            value = getattr(self, one.name)
+            check_value(one.name, value, one.type, **bounds)
+            if one.type is float:  # so that 10000 and 10000.0 are one option
+                object.__setattr__(self, one.name, float(value))
 
     def resolve(self, host: "HostSpec") -> "Options":
         """Returns the options with defaults that depend on the host filled in."""
@@ -147,7 +155,7 @@ class HostSpec:
     def __post_init__(self) -> None:
         for one in fields(self):
             if one.name != "train_shape":
-                lowest = {"num_prefix": 0, "scaling": None, "causal": None}.get(one.name, 1)
+                lowest = {"num_prefix": 0, "scaling": 1e-6, "causal": None}.get(one.name, 1)
                 check_value(one.name, getattr(self, one.name), one.type, lowest)
         heads, shape = self.num_heads, self.train_shape
         if heads is not None and self.head_dim is None and self.dim % heads:
@@ -458,20 +466,24 @@ class PositionEncoding(nn.Module):
         Raises:
             ValueError: a position is negative or too large for the encoding.
         """
-        if isinstance(positions, Tensor):
-            return self.encode(self._checked(positions))
+        if isinstance(positions, Tensor) or not hasattr(positions, "ids"):
+            positions, limit = self._checked(Positions(ids=positions))
+            return self.encode(positions.tensor(), limit)
         if self.training:
             return self.training_inputs(positions, batch_size, objectives, device)
         if not self._may_look_up(read_values=batch_size > 0):
             return self.compute_inputs(positions, device)
         if self.host.num_dims > 1 and positions.ids is None:
             return self._inputs_of_grid(positions, device)
-        return self._inputs_from_table(positions, device) if self.has_table else self.compute_inputs(positions, device)
+        return (
+            self._inputs_from_table(positions, device)
+            if self.has_table
+            else self.compute_inputs(positions, device)
+        )
 
     def compute_inputs(self, positions: Positions, device: Any = None) -> PositionInputs:
         """`forward` without a table."""
-        positions = self._numbered(positions)
-        limit = self._limit(positions)
+        positions, limit = self._checked(positions)
         encoded = self.encode_prefix(self.encode(positions.tensor(device), limit))
         return PositionInputs(encoded, self.layer_inputs(encoded))
 
@@ -481,34 +493,40 @@ class PositionEncoding(nn.Module):
         if not getattr(self.kind, "_is_hf_initialized", False):  # else transformers has loaded it
             self.kind = self._kind_as_bytes().to(self.kind.device)
 
-    def _limit(self, positions: Positions) -> list[int]:
-        """What coordinates are below, checked; in a graph of unknown positions the training context."""
-        if is_traced() and positions.ids is not None:
-            return list(self.train_shape or [0] * self.num_dims)
-        if positions.ids is not None and positions.bound is None:
-            positions = Positions(ids=check_positions(positions.ids, self.num_dims, self.capacity, self.allow_absent))
+    def _checked(self, positions: Positions) -> tuple[Positions, list[int]]:
+        """Checks positions, and returns them as int64 with what their coordinates are below.
+
+        Values of a tensor are unknown in a graph; there the limit is the training context.
+        """
+        ids, bound = positions.ids, positions.bound
+        if ids is None:
+            positions = self._numbered(positions)
+        elif is_traced():
+            return positions, list(self.train_shape or [0] * self.num_dims)
+        elif bound is None:
+            positions = Positions(ids=check_positions(ids, self.num_dims, self.capacity, self.allow_absent))
+            if ids.is_meta and not self.kind.is_meta:
+                raise ValueError(
+                    f"positions are on the meta device and the encoding on {self.kind.device}; move one"
+                )
+        else:
+            positions = Positions(ids=ids.long(), bound=bound)
         limit = positions.limit()
         self.check_limit(limit)
-        return limit
+        return positions, limit
 
     def _numbered(self, positions: Positions) -> Positions:
-        """Numbers the cells of a grid through, prefix tokens first, for methods that `flattens`."""
-        if not self.flattens or positions.size is None or self.host.num_dims == 1:
+        """Checks a grid, and numbers its cells through, prefix tokens first, for methods that `flattens`."""
+        if not is_traced():
+            positions = check_grid(positions, self.host.num_dims)
+        if not self.flattens or self.host.num_dims == 1:
             return positions
         if any(positions.start):
             raise ValueError(
                 f"position encoding {self.name!r} numbers the cells of a grid through and cannot start at "
                 f"{tuple(positions.start)}; use an encoding with a coordinate per dimension, such as 'seqpe'"
             )
-        return Positions((math.prod(positions.size),), (self.host.num_prefix,))
-
-    def _checked(self, positions: Tensor) -> Tensor:
-        """Positions that a user passes, as int64; under tracing as they are."""
-        if is_traced():
-            return positions
-        checked = check_positions(positions, self.num_dims, self.capacity, self.allow_absent)
-        self.check_limit(Positions(ids=checked).limit())
-        return checked
+        return Positions((math.prod(positions.size),), (self.host.num_prefix,))  # type: ignore[arg-type]
 
     # In inference inputs are kept: those of a few image grids, or a table of positions that grows on demand.
 
@@ -523,7 +541,7 @@ class PositionEncoding(nn.Module):
         return state is not None
 
     def _inputs_of_grid(self, positions: Positions, device: Any) -> PositionInputs:
-        key = (positions.size, positions.start, device)
+        key = (tuple(positions.size), tuple(positions.start), device)  # type: ignore[arg-type]
         if key not in self._grids:
             with as_constants(device):
                 inputs = self.compute_inputs(positions, device)
@@ -533,18 +551,17 @@ class PositionEncoding(nn.Module):
 
     def _inputs_from_table(self, positions: Positions, device: Any) -> PositionInputs:
         """Reads rows of a table of the first 1-D positions; a few that are far away are computed instead."""
+        positions, (limit,) = self._checked(positions)
         table, ids = self._table, positions.ids
         rows = 0 if table is None else table.encoded.shape[0]
-        limit = self._limit(positions)[0] if ids is not None else positions.start[0] + positions.size[0]  # type: ignore[index]
-        if limit > rows:
+        if table is None or limit > rows:
             count = limit - positions.start[0] if ids is None else ids.numel()
             if limit > 4 * (rows + count + TABLE_GROWTH):
                 return self.compute_inputs(positions, device)
             table = self._table = self._grown_table(table, limit, device)
-        assert table is not None
         if ids is None:
             return table.map(lambda inputs: inputs[positions.start[0] : limit])
-        return table.map(lambda inputs: F.embedding(ids[..., 0].long(), inputs))
+        return table.map(lambda inputs: F.embedding(ids[..., 0], inputs))
 
     def _grown_table(self, table: PositionInputs | None, stop: int, device: Any) -> PositionInputs:
         rows = 0 if table is None else table.encoded.shape[0]
@@ -637,31 +654,48 @@ def prepend_rows(rows: Tensor, encoded: Tensor) -> Tensor:
 
 
 def parameter_state(encoding: PositionEncoding, read_values: bool) -> tuple[list[Any] | None, Tensor | None]:
-    """What tells whether results computed from an encoding's parameters still hold.
+    """What tells whether results computed from an encoding's parameters and buffers still hold.
 
     Returns:
-        Identity, version and address of all parameters; None where a part is wrapped, hooked, parametrised or
-        quantised, and parameters alone do not tell. And some thousand values of each, as writes through
-        `.data` and fused optimizers leave versions as they are; None where they are not to be read.
+        Identity, version and address of all of them, and the modules that hold them; None where a part is
+        wrapped, hooked, parametrised, quantised, in training, or on the meta device, and these do not tell. And
+        some thousand values of each, as writes through `.data` and fused optimizers leave versions as they
+        are; None where they are not to be read.
     """
     state: list[Any] = []
-    values = [encoding.kind]
+    tensors: list[Tensor] = []
     known = ("torch.nn.modules.", __name__.rpartition(".")[0], type(encoding).__module__)
+    every = nn.modules.module
+    if every._global_forward_hooks or every._global_forward_pre_hooks:
+        return None, None
     for part in encoding.modules():
         parameters = [p for p in part._parameters.values() if p is not None]
         is_changed = any(type(p) is not nn.Parameter for p in parameters) or "forward" in part.__dict__
         hooked = part._forward_hooks or part._forward_pre_hooks
-        if is_changed or hooked or not type(part).__module__.startswith(known):
+        if is_changed or hooked or part.training or not type(part).__module__.startswith(known):
             return None, None
-        # Parameters made in inference mode have no version.
-        state += [(id(p), p.is_inference() or p._version, p.data_ptr()) for p in parameters]
-        values += [p.detach().flatten()[:: p.numel() // 4096 + 1] for p in parameters]
-    return state, torch.cat([part.float() for part in values]) if read_values else None
+        state.append((id(part), type(part)))
+        tensors += [*parameters, *(b for b in part._buffers.values() if b is not None)]
+    if any(t.is_meta for t in tensors):
+        return None, None
+    # Tensors made in inference mode have no version.
+    state += [(id(t), t.is_inference() or t._version, t.data_ptr()) for t in tensors]
+    return state, torch.cat([sample_values(t) for t in tensors]) if read_values else None
+
+
+def sample_values(tensor: Tensor, count: int = 4096) -> Tensor:
+    """Up to some thousand values of a tensor, spread over all its rows and columns."""
+    step, columns = tensor.numel() // count + 1, tensor.shape[-1] if tensor.ndim else 1
+    while math.gcd(step, columns) > 1:  # else the same columns would be met in every row
+        step += 1
+    return tensor.detach().flatten()[::step].float()
 
 
 def has_hooks(module: nn.Module) -> bool:
     """Whether something else may read what a module returns: hooks on it, on its parts, or on all modules."""
-    return bool(nn.modules.module._global_forward_hooks) or any(part._forward_hooks for part in module.modules())
+    return bool(nn.modules.module._global_forward_hooks) or any(
+        part._forward_hooks for part in module.modules()
+    )
 
 
 def is_traced() -> bool:
@@ -673,7 +707,9 @@ def is_traced() -> bool:
 
 
 # Newer versions of PyTorch log a warning in `is_fx_tracing`.
-_is_fx_tracing = getattr(torch.fx._symbolic_trace, "is_fx_symbolic_tracing", torch.fx._symbolic_trace.is_fx_tracing)
+_is_fx_tracing = getattr(
+    torch.fx._symbolic_trace, "is_fx_symbolic_tracing", torch.fx._symbolic_trace.is_fx_tracing
+)
 
 
 def without_autocast(device: torch.device) -> Any:
