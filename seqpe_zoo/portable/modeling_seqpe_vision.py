@@ -23,9 +23,7 @@ class VisionHost(PositionHost):
         super().add_positions()
         if self.position_encoding.changes_input:
             blocks = [part for part in self.modules() if isinstance(part, nn.ModuleList)]  # type: ignore[attr-defined]
-            block = next(
-                part[0] for part in blocks if any(hasattr(m, "position_layer") for m in part[0].modules())
-            )
+            block = next(part[0] for part in blocks if any(hasattr(m, "position_layer") for m in part[0].modules()))
             block.register_forward_pre_hook(add_to_input, with_kwargs=True)
 
     def host_spec(self, layers: list[Any]) -> dict[str, Any]:

@@ -89,9 +89,7 @@ def attention_with_positions(
     context.reached += 1
     operation, inputs = context.operation, context.inputs.layers[layer].to(query.device)
     if inputs.shape[-2] != query.shape[2]:
-        raise RuntimeError(
-            f"{query.shape[2]} tokens reached attention, but {inputs.shape[-2]} have positions"
-        )
+        raise RuntimeError(f"{query.shape[2]} tokens reached attention, but {inputs.shape[-2]} have positions")
     query = operation.on_query(query, inputs)
     if layer not in context.placed:
         key = operation.on_key(key, inputs)
@@ -121,13 +119,7 @@ def fits_in_mask(implementation: str, query: Tensor, key: Tensor, factors: tuple
 
 
 def score_mask(
-    context: PositionContext,
-    module: Any,
-    q: Tensor,
-    k: Tensor,
-    factors: Any,
-    mask: Tensor | None,
-    scaling: float,
+    context: PositionContext, module: Any, q: Tensor, k: Tensor, factors: Any, mask: Tensor | None, scaling: float
 ) -> Tensor:
     """The mask with position scores in it, (1 or B, H, L, S); made once for layers that share W_PE."""
     layer = module.position_layer
@@ -231,11 +223,7 @@ def query_positions(
     """
     if position_ids is not None:
         return given_positions(position_ids, length)
-    if (
-        isinstance(attention_mask, Tensor)
-        and attention_mask.ndim == 2
-        and may_be_padded(attention_mask, past)
-    ):
+    if isinstance(attention_mask, Tensor) and attention_mask.ndim == 2 and may_be_padded(attention_mask, past):
         places = torch.arange(length, device=attention_mask.device) + past
         return Positions(ids=positions_from_mask(attention_mask)[:, places], bound=attention_mask.shape[1])
     if isinstance(past, Tensor):
@@ -455,9 +443,7 @@ class PositionHost(PositionModel):
         if hasattr(getattr(self, "embeddings", None), "token_type_embeddings"):
             # BERT's own default ends at the length of its table of positions.
             if given.get("token_type_ids") is None:
-                given["token_type_ids"] = torch.zeros(
-                    tokens.shape[:2], dtype=torch.long, device=tokens.device
-                )
+                given["token_type_ids"] = torch.zeros(tokens.shape[:2], dtype=torch.long, device=tokens.device)
         return context
 
     def _pass_position_ids(self, given: dict[str, Any], tokens: Tensor, cache: Any) -> None:
