@@ -276,7 +276,7 @@ class PositionEncoder(nn.Module):
     def forward(self, positions: Tensor) -> Tensor:
         """Encodes positions (..., n) to vectors (..., out_dim). Positions are not checked here."""
         flat = positions.reshape(-1, self.num_dims)
-        encoded = self.encode_each(flat) if is_traced() else self._encode_unique(flat)
+        encoded = self.encode_each(flat) if is_traced() or flat.is_meta else self._encode_unique(flat)
         return encoded.reshape(*positions.shape[:-1], self.out_dim)
 
     def encode_each(self, positions: Tensor) -> Tensor:
@@ -316,7 +316,10 @@ class PositionEncoder(nn.Module):
             real = real_digit_mask(digits, self.num_digits)
             visible = real if visible is None else visible & real
         places = torch.arange(digits.shape[-1], device=digits.device)
-        return digits + places * self.base, visible
+        # In a graph positions are not checked: those too large get an index that the vocabulary does not
+        # have.
+        fits = (positions < self.capacity).repeat_interleave(self.num_digits, dim=-1)
+        return torch.where(fits, digits + places * self.base, digits.shape[-1] * self.base), visible
 
     def _present(self, positions: Tensor) -> Tensor:
         """Marks the digits of coordinates that are there, bool (N, n * k)."""

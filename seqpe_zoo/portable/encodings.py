@@ -25,7 +25,7 @@ from .position_encoding import (
     prepend_rows,
 )
 from .positions import range_positions, ravel_positions
-from .seqpe import SeqPE, resize_grid_rows
+from .seqpe import MAX_TABLE_ROWS, SeqPE, resize_grid_rows
 
 
 class NoPositionEncoding(PositionEncoding):
@@ -44,8 +44,8 @@ class SinusoidalOptions(Options):
             original transformer multiplied its embeddings by sqrt(C) instead.
     """
 
-    base: float = option(10000.0, least=1, kind=True)
-    scale: float = option(1.0, kind=True)
+    base: float = option(10000.0, least=1, most=1e18, kind=True)
+    scale: float = option(1.0, least=-1e6, most=1e6, kind=True)
 
 
 class SinusoidalEmbedding(PositionEncoding):
@@ -87,6 +87,10 @@ class LearnedEmbedding(PositionEncoding):
                 "position encoding 'ape_learn' is a table of the training context: give train_shape, "
                 "as (512,) for text or (14, 14) for images of 14 x 14 patches"
             )
+        if math.prod(self.train_shape) > MAX_TABLE_ROWS:
+            raise ValueError(
+                f"train_shape={self.train_shape} is too large a table; {MAX_TABLE_ROWS} rows are allowed"
+            )
         self.weight = nn.Parameter(torch.empty(math.prod(self.train_shape), dim))
         prefix = self.host.num_prefix
         self.prefix = nn.Parameter(torch.empty(prefix, dim)) if prefix else None
@@ -123,7 +127,7 @@ class RotaryOptions(Options):
         base: frequencies are base ** (-2 i / D). The paper trains 1e4, 1e6 and 1e8.
     """
 
-    base: float = option(10000.0, least=1, kind=True)
+    base: float = option(10000.0, least=1, most=1e18, kind=True)
 
 
 class Rotary(PositionEncoding):
@@ -159,7 +163,7 @@ class AxialOptions(Options):
         table: add a learned row for each patch of the training context to the input too; needs `train_shape`.
     """
 
-    base: float = option(100.0, least=1, kind=True)
+    base: float = option(100.0, least=1, most=1e18, kind=True)
     table: bool = option(False, kind=True)
 
 
@@ -208,7 +212,7 @@ class MixedOptions(AxialOptions):
         table: add a learned row for each patch of the training context to the input too; needs `train_shape`.
     """
 
-    base: float = option(10.0, least=1)
+    base: float = option(10.0, least=1, most=1e18)
 
 
 class RotaryMixed2D(RotaryAxial2D):

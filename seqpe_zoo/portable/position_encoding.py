@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .positions import Positions, check_positions
+from .positions import Positions, check_grid, check_positions
 
 PORTABLE_VERSION = "2"
 """Version of the code that travels with published checkpoints. A change in this folder changes published
@@ -66,7 +66,10 @@ class Options:
     def __post_init__(self) -> None:
         for one in fields(self):
             bounds = {name: value for name, value in one.metadata.items() if name != "kind"}
-            check_value(one.name, getattr(self, one.name), one.type, **bounds)
+            value = getattr(self, one.name)
+            check_value(one.name, value, one.type, **bounds)
+            if one.type is float:  # so that 10000 and 10000.0 are one option
+                object.__setattr__(self, one.name, float(value))
 
     def resolve(self, host: "HostSpec") -> "Options":
         """Returns the options with defaults that depend on the host filled in."""
@@ -157,7 +160,7 @@ class HostSpec:
             check_value(name, getattr(self, name), int | None, least=1)
         check_value("num_prefix", self.num_prefix, int, least=0)
         check_value("causal", self.causal, bool)
-        check_value("scaling", self.scaling, float | None, least=1e-9)
+        check_value("scaling", self.scaling, float | None, least=1e-6)
         heads, shape = self.num_heads, self.train_shape
         if heads is not None and not self.head_dim and self.dim % heads:
             raise ValueError(
@@ -475,9 +478,9 @@ class PositionEncoding(nn.Module):
         Raises:
             ValueError: a position is negative or too large for the encoding.
         """
-        if isinstance(positions, Tensor):
-            checked, limit = self.check(Positions(ids=positions))
-            return self.encode(checked.tensor(), limit)
+        if isinstance(positions, Tensor) or not hasattr(positions, "ids"):
+            positions, limit = self._checked(Positions(ids=positions))
+            return self.encode(positions.tensor(), limit)
         if self.training:
             return self.training_inputs(positions, batch_size, objectives, device)
         if not self._may_look_up(read_values=batch_size > 0):
@@ -492,7 +495,7 @@ class PositionEncoding(nn.Module):
 
     def compute_inputs(self, positions: Positions, device: Any = None) -> PositionInputs:
         """`forward` without a table."""
-        positions, limit = self.check(self._numbered(positions))
+        positions, limit = self._checked(positions)
         encoded = self.encode_prefix(self.encode(positions.tensor(device), limit))
         return PositionInputs(encoded, self.layer_inputs(encoded))
 
@@ -502,27 +505,40 @@ class PositionEncoding(nn.Module):
         if not getattr(self.kind, "_is_hf_initialized", False):  # else transformers has loaded it
             self.kind = self._kind_as_bytes().to(self.kind.device)
 
-    def check(self, positions: Positions) -> tuple[Positions, list[int]]:
-        """Checks positions and tells what coordinates are below; a graph takes the training context."""
-        if is_traced() and positions.ids is not None:
+    def _checked(self, positions: Positions) -> tuple[Positions, list[int]]:
+        """Checks positions, and returns them as int64 with what their coordinates are below.
+
+        Values of a tensor are unknown in a graph; there the limit is the training context.
+        """
+        ids, bound = positions.ids, positions.bound
+        if ids is None:
+            positions = self._numbered(positions)
+        elif is_traced():
             return positions, list(self.train_shape or [0] * self.num_dims)
-        if positions.ids is not None and positions.bound is None:
-            ids = check_positions(positions.ids, self.num_dims, self.capacity, self.allow_absent)
-            positions = Positions(ids=ids)
+        elif bound is None:
+            positions = Positions(ids=check_positions(ids, self.num_dims, self.capacity, self.allow_absent))
+            if ids.is_meta and not self.kind.is_meta:
+                raise ValueError(
+                    f"positions are on the meta device and the encoding on {self.kind.device}; move one"
+                )
+        else:
+            positions = Positions(ids=ids.long(), bound=bound)
         limit = positions.limit()
         self.check_limit(limit)
         return positions, limit
 
     def _numbered(self, positions: Positions) -> Positions:
-        """Numbers the cells of a grid through, prefix tokens first, for methods that `flattens`."""
-        if not self.flattens or positions.size is None or self.host.num_dims == 1:
+        """Checks a grid, and numbers its cells through, prefix tokens first, for methods that `flattens`."""
+        if not is_traced():
+            positions = check_grid(positions, self.host.num_dims)
+        if not self.flattens or self.host.num_dims == 1:
             return positions
         if any(positions.start):
             raise ValueError(
                 f"position encoding {self.name!r} numbers the cells of a grid through and cannot start at "
                 f"{tuple(positions.start)}; use an encoding with a coordinate per dimension, such as 'seqpe'"
             )
-        return Positions((math.prod(positions.size),), (self.host.num_prefix,))
+        return Positions((math.prod(positions.size),), (self.host.num_prefix,))  # type: ignore[arg-type]
 
     # In inference inputs are kept: those of a few image grids, or a table of positions that grows on demand.
 
@@ -537,7 +553,7 @@ class PositionEncoding(nn.Module):
         return state is not None
 
     def _inputs_of_grid(self, positions: Positions, device: Any) -> PositionInputs:
-        key = (positions.size, positions.start, device)
+        key = (tuple(positions.size), tuple(positions.start), device)  # type: ignore[arg-type]
         if key not in self._grids:
             with as_constants(device):
                 inputs = self.compute_inputs(positions, device)
@@ -547,21 +563,17 @@ class PositionEncoding(nn.Module):
 
     def _inputs_from_table(self, positions: Positions, device: Any) -> PositionInputs:
         """Reads rows of a table of the first 1-D positions; a few that are far away are computed instead."""
-        if positions.ids is not None:
-            positions, (stop,) = self.check(positions)
-            first, count = 0, positions.ids.numel()  # type: ignore[union-attr]
-        else:
-            (first,), (count,) = positions.start, positions.size  # type: ignore[misc]
-            stop = first + count
-        rows = 0 if self._table is None else self._table.encoded.shape[0]
-        if stop > 4 * (rows + count + TABLE_GROWTH):
-            return self.compute_inputs(positions, device)
-        if self._table is None or stop > rows:
-            self._table = self._grown_table(self._table, stop, device)
-        ids = positions.ids
+        positions, (limit,) = self._checked(positions)
+        table, ids = self._table, positions.ids
+        rows = 0 if table is None else table.encoded.shape[0]
+        if table is None or limit > rows:
+            count = limit - positions.start[0] if ids is None else ids.numel()
+            if limit > 4 * (rows + count + TABLE_GROWTH):
+                return self.compute_inputs(positions, device)
+            table = self._table = self._grown_table(table, limit, device)
         if ids is None:
-            return self._table.map(lambda inputs: inputs[first:stop])
-        return self._table.map(lambda inputs: F.embedding(ids[..., 0], inputs))
+            return table.map(lambda inputs: inputs[positions.start[0] : limit])
+        return table.map(lambda inputs: F.embedding(ids[..., 0], inputs))
 
     def _grown_table(self, table: PositionInputs | None, stop: int, device: Any) -> PositionInputs:
         rows = 0 if table is None else table.encoded.shape[0]
@@ -652,25 +664,41 @@ def prepend_rows(rows: Tensor, encoded: Tensor) -> Tensor:
 
 
 def parameter_state(encoding: PositionEncoding, read_values: bool) -> tuple[list[Any] | None, Tensor | None]:
-    """What tells whether results computed from an encoding's parameters still hold.
+    """What tells whether results computed from an encoding's parameters and buffers still hold.
 
     Returns:
-        Identity, version and address of all parameters; None where a part is wrapped, hooked, parametrised or
-        quantised, and parameters alone do not tell. And some thousand values of each, as writes through
-        `.data` and fused optimizers leave versions as they are; None where they are not to be read.
+        Identity, version and address of all of them, and the modules that hold them; None where a part is
+        wrapped, hooked, parametrised, quantised, in training, or on the meta device, and these do not tell.
+        And some thousand values of each, as writes through `.data` and fused optimizers leave versions as
+        they are; None where they are not to be read.
     """
     state: list[Any] = []
-    values = [encoding.kind]
+    tensors: list[Tensor] = []
     known = ("torch.nn.modules.", __name__.rpartition(".")[0], type(encoding).__module__)
+    every = nn.modules.module
+    if every._global_forward_hooks or every._global_forward_pre_hooks:
+        return None, None
     for part in encoding.modules():
         parameters = [p for p in part._parameters.values() if p is not None]
-        is_plain = type(part).__module__.startswith(known) and {type(p) for p in parameters} <= {nn.Parameter}
-        if not is_plain or part._forward_hooks or part._forward_pre_hooks or "forward" in part.__dict__:
+        is_changed = any(type(p) is not nn.Parameter for p in parameters) or "forward" in part.__dict__
+        hooked = part._forward_hooks or part._forward_pre_hooks
+        if is_changed or hooked or part.training or not type(part).__module__.startswith(known):
             return None, None
-        # Parameters made in inference mode have no version.
-        state += [(id(p), p.data_ptr(), 0 if p.is_inference() else p._version) for p in parameters]
-        values += [p.detach().flatten()[:: p.numel() // 4096 + 1] for p in parameters]
-    return state, torch.cat([part.float() for part in values]) if read_values else None
+        state.append((id(part), type(part)))
+        tensors += [*parameters, *(b for b in part._buffers.values() if b is not None)]
+    if any(t.is_meta for t in tensors):
+        return None, None
+    # Tensors made in inference mode have no version.
+    state += [(id(t), t.is_inference() or t._version, t.data_ptr()) for t in tensors]
+    return state, torch.cat([sample_values(t) for t in tensors]) if read_values else None
+
+
+def sample_values(tensor: Tensor, count: int = 4096) -> Tensor:
+    """Up to some thousand values of a tensor, spread over all its rows and columns."""
+    step, columns = tensor.numel() // count + 1, tensor.shape[-1] if tensor.ndim else 1
+    while math.gcd(step, columns) > 1:  # else the same columns would be met in every row
+        step += 1
+    return tensor.detach().flatten()[::step].float()
 
 
 def has_hooks(module: nn.Module) -> bool:

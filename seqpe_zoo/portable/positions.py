@@ -21,7 +21,7 @@ class Positions(NamedTuple):
 
     size: tuple[int, ...] | None = None
     start: tuple[int, ...] = ()
-    """As long as `size`."""
+    """As long as `size`; zeros when not given."""
     ids: Tensor | None = None
     """Integers (L, n) or (B, L, n)."""
     bound: int | None = None
@@ -29,12 +29,13 @@ class Positions(NamedTuple):
 
     def tensor(self, device: Any = None) -> Tensor:
         """Returns (L, n), or (B, L, n) where the examples of a batch differ."""
-        return grid_positions(self.size, self.start, device) if self.ids is None else self.ids  # type: ignore[arg-type]
+        return grid_positions(self.size, self.start or None, device) if self.ids is None else self.ids  # type: ignore[arg-type]
 
     def limit(self) -> list[int]:
         """Returns what coordinates are below, by dimension; reads the values of a tensor without `bound`."""
         if self.ids is None:
-            return [cells + first for cells, first in zip(self.size, self.start)]  # type: ignore[arg-type]
+            start = self.start or (0,) * len(self.size)  # type: ignore[arg-type]
+            return [cells + first for cells, first in zip(self.size, start, strict=True)]  # type: ignore[arg-type]
         if self.bound is not None or self.ids.numel() == 0 or self.ids.is_meta:
             return [self.bound or 0] * self.ids.shape[-1]
         return [int(largest) + 1 for largest in self.ids.flatten(0, -2).amax(dim=0)]
@@ -140,6 +141,24 @@ def check_positions(
             "Shift all positions so that the smallest is 0."
         )
     return checked
+
+
+def check_grid(positions: Positions, num_dims: int) -> Positions:
+    """Checks the size and the start of a grid; returns it with its start written out.
+
+    Raises:
+        ValueError: size or start are not `num_dims` whole numbers from 0 on.
+    """
+    size, start = positions.size, positions.start or (0,) * num_dims
+    given = {"size": size, "start": start}
+    for name, numbers in given.items():
+        is_whole = isinstance(numbers, Sequence) and all(type(number) is int for number in numbers)
+        if not is_whole or len(numbers) != num_dims or min(numbers) < 0:  # type: ignore[arg-type]
+            raise ValueError(
+                f"{name}={numbers!r} of a grid of positions must be {num_dims} whole numbers from 0 on, one "
+                "for each dimension"
+            )
+    return Positions(tuple(size), tuple(start))  # type: ignore[arg-type]
 
 
 def positions_to_digits(positions: Tensor, base: int, num_digits: int) -> Tensor:

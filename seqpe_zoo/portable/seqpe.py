@@ -35,6 +35,7 @@ from .position_encoding import (
     PositionInputs,
     PositionLosses,
     as_constants,
+    check_value,
     is_traced,
     option,
     prepend_rows,
@@ -46,6 +47,8 @@ PAPER_MAX_POSITION = 20000
 """L_max of the paper's text runs."""
 MAX_ENCODER_DIM = 768
 """Widest encoder by default; the paper's is as wide as its models, 384 and 768."""
+MAX_TABLE_ROWS = 2**22
+"""Largest table of positions that is made."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class SeqPEOptions(Options):
             twice the training context.
         base: [b] base of the number system.
         encoder_dim: [d] width of the encoder; by default that of the host, at most 768.
-        encoder_heads: its attention heads; by default one for about 64 columns.
+        encoder_heads: its attention heads; by default one for 64 columns, or the next fewer that divide them.
         encoder_layers: [N] its layers.
         encoder_causal: causal or bidirectional attention over digits.
         dropout: residual dropout of the encoder.
@@ -102,7 +105,7 @@ class SeqPEOptions(Options):
     """
 
     num_digits: int | None = option(None, least=1, most=18)
-    base: int = option(10, least=2)
+    base: int = option(10, least=2, most=65536)
     encoder_dim: int | None = option(None, least=1)
     encoder_heads: int | None = option(None, least=1, kind=True)
     encoder_layers: int = option(2, least=1)
@@ -110,20 +113,20 @@ class SeqPEOptions(Options):
     dropout: float = option(0.1, least=0, most=1)
     attention_dropout: float = option(0.0, least=0, most=1)
     final_norm: bool = option(True)
-    temperature: float = option(1.0, least=1e-6, kind=True)
+    temperature: float = option(1.0, least=1e-6, most=1e6, kind=True)
     mask_padding: bool = option(False, kind=True)
     allow_absent: bool = option(False)
     integration: str | None = option(None, choices=INTEGRATIONS, kind=True)
     projection: str | None = option(None, choices=("per_layer", "shared", "none"))
     multi_head: bool = option(True)
     position_dim: int | None = option(None, least=1)
-    bias_scale: float = option(1.0, kind=True)
+    bias_scale: float = option(1.0, least=-1e6, most=1e6, kind=True)
     init: str = option("fan_in", choices=("fan_in", "fitted", "release"))
-    init_scale: float = option(2.0, least=0)
+    init_scale: float = option(2.0, least=0, most=1e6)
     fit_steps: int = option(1000, least=1)
     extrapolation: str = option("extend", choices=("extend", "interpolate"))
-    distance_weight: float = option(0.1, least=0)
-    ood_weight: float = option(0.1, least=0)
+    distance_weight: float = option(0.1, least=0, most=1e6)
+    ood_weight: float = option(0.1, least=0, most=1e6)
     shift_probability: float = option(0.1, least=0, most=1)
     shift_scope: str = option("example", choices=("example", "batch"))
     max_position: int | None = option(None, least=1)
@@ -142,8 +145,7 @@ class SeqPEOptions(Options):
         while self.num_digits is None and self.base**digits < 2 * trained:
             digits += 1
         encoder_dim = self.encoder_dim or min(host.dim, MAX_ENCODER_DIM)
-        heads = range(max(1, encoder_dim // 64), 0, -1)
-        encoder_heads = self.encoder_heads or next(count for count in heads if encoder_dim % count == 0)
+        encoder_heads = self.encoder_heads or largest_divisor(encoder_dim, encoder_dim // 64)
         integration = self.integration or ("input" if not in_attention else "bias" if is_text else "mul")
         projection = self.projection or ("shared" if is_text else "per_layer")
         made = replace(
@@ -155,7 +157,7 @@ class SeqPEOptions(Options):
             projection="none" if integration == "input" else projection,
             max_position=self.max_position or min(self.base**digits, max(PAPER_MAX_POSITION, 4 * trained)),
         )
-        made = replace(made, ood_heads=self.ood_heads or math.gcd(made.width(host), encoder_heads))
+        made = replace(made, ood_heads=self.ood_heads or largest_divisor(made.width(host), encoder_heads))
         made.check(host)
         return made
 
@@ -191,6 +193,11 @@ class SeqPEOptions(Options):
                 f"max_position={largest} in {host.num_dims} dimensions has too few positions for "
                 f"num_candidates={self.num_candidates}; lower num_candidates or set distance_weight=0"
             )
+        if largest ** max(2, host.num_dims) * host.num_dims >= 2**62:  # type: ignore[operator]
+            raise ValueError(
+                f"max_position={largest} in {host.num_dims} dimensions is more than 64-bit integers can "
+                "number; lower it: the objectives draw positions below it"
+            )
         if self.encoder_dim % self.encoder_heads:  # type: ignore[operator]
             raise ValueError(
                 f"encoder_dim={self.encoder_dim} is not divisible by encoder_heads={self.encoder_heads}; "
@@ -203,6 +210,16 @@ class SeqPEOptions(Options):
             )
         if self.extrapolation == "interpolate" and host.train_shape is None:
             raise ValueError("extrapolation='interpolate' stretches the training context: give train_shape")
+        if self.extrapolation == "interpolate" and self.allow_absent:
+            raise ValueError(
+                "absent coordinates have no place in a grid that is stretched: allow_absent=True needs "
+                "extrapolation='extend'"
+            )
+
+
+def largest_divisor(number: int, most: int) -> int:
+    """The largest divisor of a number that is at most `most`, at least 1."""
+    return next(divisor for divisor in range(min(number, max(1, most)), 0, -1) if number % divisor == 0)
 
 
 class _StepPositions(NamedTuple):
@@ -341,6 +358,12 @@ class SeqPE(PositionEncoding):
 
     def check_limit(self, limit: Sequence[int]) -> None:
         largest, base = max(limit, default=0) - 1, self.options.base
+        table = self.frozen_table
+        if table is not None and largest >= table.shape[0]:
+            raise ValueError(
+                f"position {largest} is outside of the frozen table, which ends at {table.shape[0] - 1}; freeze "
+                f"a larger one with freeze_to_table({largest + 1}), or bring the encoder back with unfreeze()"
+            )
         if largest < self.capacity:
             return
         needed = self.options.num_digits
@@ -373,13 +396,18 @@ class SeqPE(PositionEncoding):
         error of the graph. The weights stay, and `unfreeze` brings the encoder back; so do `train()` and
         loading weights. Make the graph anew when weights change.
         """
-        side = max_position or self.options.max_position
-        self.check_limit([side])
+        side = self.options.max_position if max_position is None else max_position
+        check_value("max_position", side, int, least=1)
+        self.unfreeze().check_limit([side])
+        if side**self.num_dims > MAX_TABLE_ROWS:
+            raise ValueError(
+                f"a table of max_position={side} in {self.num_dims} dimensions has {side**self.num_dims} rows, "
+                f"more than {MAX_TABLE_ROWS}; freeze a smaller one"
+            )
         if self.options.allow_absent or self.interpolates:
             raise ValueError(
                 "a table holds plain positions only: allow_absent and interpolation cannot be frozen"
             )
-        self.unfreeze()
         was_training = self.encoder.training
         self.encoder.eval()
         device = self.encoder.cls_embedding.device
@@ -396,7 +424,8 @@ class SeqPE(PositionEncoding):
         sides = table.shape[:-1]
         index = ravel_positions(positions, sides)
         for dimension, side in enumerate(sides):
-            # A coordinate beyond its side would wrap around into the next row: it gets an index out of range.
+            # In a graph positions are not checked. A coordinate beyond its side would wrap around into the
+            # next row: it gets an index out of range.
             inside = (positions[..., dimension] >= 0) & (positions[..., dimension] < side)
             index = torch.where(inside, index, side**self.num_dims)
         return F.embedding(index, table.flatten(0, -2))
@@ -436,11 +465,11 @@ class SeqPE(PositionEncoding):
         different rows alone, before these are laid out over the batch. Positions that do not begin at zero
         are taken as they are.
         """
-        positions, window = self.check(positions)
-        ids = positions.tensor(device)
         if self.interpolates:
             inputs = self.compute_inputs(positions, device)
             return inputs._replace(losses=self.position_losses() if objectives else None)
+        positions, window = self._checked(positions)
+        ids = positions.tensor(device)
         ids, rows = self._shift(ids, window, 0 if any(positions.start) else batch_size)
         step = self._draw_objectives(window, ids.device, objectives)
         vectors = self.encoder(torch.cat([ids.reshape(-1, self.num_dims), step.flat]))
@@ -464,6 +493,7 @@ class SeqPE(PositionEncoding):
             raise ValueError(
                 "the training context is unknown: give window, as (512,) or (14, 14), or train_shape"
             )
+        self._checked(Positions(tuple(window)))
         step = self._draw_objectives(list(window), self.encoder.cls_embedding.device, True)
         return self._losses(self.encoder(step.flat), step)
 
@@ -482,9 +512,10 @@ class SeqPE(PositionEncoding):
             generator,
         )
         starts, rows = starts.to(ids.device), rows.to(ids.device)
-        if ids.ndim == 3:
-            return ids + starts[rows].unsqueeze(1), None
-        return (ids, None) if starts.shape[0] == 1 else (ids + starts.unsqueeze(1), rows)
+        if ids.ndim < 3 and starts.shape[0] == 1:
+            return ids, None
+        shifted = ids + (starts[rows] if ids.ndim == 3 else starts).unsqueeze(1)
+        return torch.where(ids < 0, ids, shifted), rows if ids.ndim < 3 else None  # absent stays absent
 
     def _draw_objectives(self, window: Sequence[int], device: Any, wanted: bool) -> _StepPositions:
         options = self.options
@@ -507,6 +538,7 @@ class SeqPE(PositionEncoding):
             nearest, tied = contrastive.nearest.to(device), contrastive.tied.to(device)
         if options.ood_weight > 0:
             counts = (options.num_starts, options.num_transfer)
+            window = [max(1, side) for side in window]  # where all tokens lack a coordinate
             drawn += sample_transfer(window, self.options.max_position, *counts, generator)
         flat = [part.reshape(-1, self.num_dims).to(device) for part in drawn]
         return _StepPositions(torch.cat(flat), [part.shape[0] for part in flat[1:]], nearest, tied)
@@ -539,6 +571,8 @@ def resize_grid_rows(rows: Tensor, shape: list[int], new_shape: list[int]) -> Te
     """
     if not is_traced() and shape == new_shape:
         return rows
+    if math.prod(new_shape) > MAX_TABLE_ROWS:
+        raise ValueError(f"a table of {shape} positions cannot be stretched over {new_shape}: too many rows")
     if len(shape) > 3:
         raise ValueError(f"only grids of 1, 2 or 3 dimensions can be interpolated, not one of shape {shape}")
     mode = {1: "linear", 2: "bicubic", 3: "trilinear"}[len(shape)]
