@@ -361,8 +361,8 @@ class SeqPE(PositionEncoding):
         table = self.frozen_table
         if table is not None and largest >= table.shape[0]:
             raise ValueError(
-                f"position {largest} is outside of the frozen table, which ends at {table.shape[0] - 1}; freeze "
-                f"a larger one with freeze_to_table({largest + 1}), or bring the encoder back with unfreeze()"
+                f"position {largest} is outside of the frozen table, which ends at {table.shape[0] - 1}; "
+                f"freeze a larger one with freeze_to_table({largest + 1}), or bring the encoder back with unfreeze()"
             )
         if largest < self.capacity:
             return
@@ -401,8 +401,8 @@ class SeqPE(PositionEncoding):
         self.unfreeze().check_limit([side])
         if side**self.num_dims > MAX_TABLE_ROWS:
             raise ValueError(
-                f"a table of max_position={side} in {self.num_dims} dimensions has {side**self.num_dims} rows, "
-                f"more than {MAX_TABLE_ROWS}; freeze a smaller one"
+                f"a table of max_position={side} in {self.num_dims} dimensions has {side**self.num_dims} "
+                f"rows, more than {MAX_TABLE_ROWS}; freeze a smaller one"
             )
         if self.options.allow_absent or self.interpolates:
             raise ValueError(
