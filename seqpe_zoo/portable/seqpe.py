@@ -362,7 +362,7 @@ class SeqPE(PositionEncoding):
         if table is not None and largest >= table.shape[0]:
             raise ValueError(
                 f"position {largest} is outside of the frozen table, which ends at {table.shape[0] - 1}; "
-                f"freeze a larger one with freeze_to_table({largest + 1}), or bring the encoder back with unfreeze()"
+                f"freeze a larger one with freeze_to_table({largest + 1}), or call unfreeze()"
             )
         if largest < self.capacity:
             return
