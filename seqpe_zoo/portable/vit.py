@@ -401,8 +401,8 @@ class PositionVisionTransformer(PositionHost, VisionTransformer):
             x, layers, _ = self.training_step(x, inputs)
         x = self.norm_pre(x)
         run = checkpoint if self.grad_checkpointing else call
-        for block, layer in zip(self.blocks[:num_blocks], layers, strict=False):
-            x = run(block, x, layer, attn_mask, is_causal)
+        for index, block in enumerate(self.blocks[:num_blocks]):
+            x = run(block, x, layers[index], attn_mask, is_causal)
             if outputs is not None:
                 outputs.append(x)
         return self.norm(x)
