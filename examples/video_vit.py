@@ -4,22 +4,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seqpe_zoo import PositionLosses, SeqPE, grid_positions
+from seqpe_zoo import AttentionOperation, PositionLosses, Positions, SeqPE
+from seqpe_zoo.portable.position_encoding import PositionInputs
 
 
 class Block(nn.Module):
-    """A pre-norm transformer layer whose queries and keys learn their positions from its stage."""
+    """A pre-norm transformer layer; its operation gives queries and keys their positions."""
 
-    def __init__(self, dim: int, num_heads: int, stage: nn.Module) -> None:
+    def __init__(self, dim: int, num_heads: int, operation: AttentionOperation) -> None:
         super().__init__()
-        self.num_heads, self.stage = num_heads, stage
+        self.num_heads, self.operation = num_heads, operation
         self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
         self.qkv, self.proj = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
         self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
 
-    def forward(self, x: Tensor, terms: Tensor) -> Tensor:
+    def forward(self, x: Tensor, inputs: Tensor) -> Tensor:
         q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
-        q, k = self.stage.on_query_key(q, k, terms)
+        q, k = self.operation.on_query(q, inputs), self.operation.on_key(k, inputs)
         x = x + self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
         return x + self.mlp(self.norm2(x))
 
@@ -31,25 +32,28 @@ class VideoViT(nn.Module):
         super().__init__()
         self.tubelets = nn.Conv3d(3, dim, kernel_size=(2, 16, 16), stride=(2, 16, 16))
         host = {"num_heads": num_heads, "num_layers": depth, "train_shape": (4, 2, 2)}
-        self.positions = SeqPE(dim, num_dims=3, num_digits=2, projection_init="identity", **host)
-        self.blocks = nn.ModuleList(Block(dim, num_heads, self.positions.make_stage()) for _ in range(depth))
+        self.positions = SeqPE(dim, num_dims=3, num_digits=2, **host)
+        operation = self.positions.make_operation()
+        self.blocks = nn.ModuleList(Block(dim, num_heads, operation) for _ in range(depth))
         self.norm, self.head = nn.LayerNorm(dim), nn.Linear(dim, num_classes)
 
     def forward(self, clips: Tensor) -> Tensor:
         x = self.tubelets(clips)  # (B, C, T, H, W)
-        return self._classify(x, self.positions.prepare_grid(x.shape[2:], device=x.device).layers)
+        return self._classify(x, self._positions_of(x, objectives=False).layers)
 
     def training_loss(self, clips: Tensor, labels: Tensor) -> tuple[Tensor, PositionLosses]:
         """Returns the loss of the classes and the objectives of SeqPE, from one encoder call."""
         x = self.tubelets(clips)
-        grid = grid_positions(x.shape[2:], device=x.device)
-        prepared, losses = self.positions.prepare_for_training(grid, x.shape[2:], len(x))
-        return F.cross_entropy(self._classify(x, prepared.layers), labels), losses
+        positions = self._positions_of(x, objectives=True)
+        return F.cross_entropy(self._classify(x, positions.layers), labels), positions.losses
+
+    def _positions_of(self, x: Tensor, objectives: bool) -> PositionInputs:
+        return self.positions(Positions(tuple(x.shape[2:]), (0, 0, 0)), len(x), x.device, objectives)
 
     def _classify(self, x: Tensor, layers: list[Tensor]) -> Tensor:
         x = x.flatten(2).transpose(1, 2)
-        for block, terms in zip(self.blocks, layers):
-            x = block(x, terms)
+        for block, inputs in zip(self.blocks, layers):
+            x = block(x, inputs)
         return self.head(self.norm(x).mean(dim=1))
 
 

@@ -5,6 +5,7 @@ These models hand every block a `rope` tensor, one a layer where rotations are "
 the model's own rotation where that is kept. `add_position_encoding` changes a model of timm that exists.
 """
 
+import math
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -88,7 +89,12 @@ class RotaryPositionHost(PositionHost):
     """What models share whose blocks get a `rope`."""
 
     def finish_embedding(
-        self, x: Tensor, inputs: PositionInputs, rotation: Any, is_mixed: bool, has_batch: bool = False
+        self,
+        x: Tensor,
+        inputs: PositionInputs,
+        rotation: Any,
+        has_batch: bool = False,
+        rows: Tensor | None = None,
     ) -> tuple[Tensor, Iterator[Rope], Tensor | None]:
         """Adds positions to embedded tokens, and in training drops patches together with their positions.
 
@@ -96,22 +102,34 @@ class RotaryPositionHost(PositionHost):
             x: tokens (B, P + L, C).
             inputs: of the encoding.
             rotation: of the model itself, where it is kept; as timm's rotary embeddings return it.
-            is_mixed: whether there is one for each layer.
-            has_batch: whether it has a batch axis.
+            has_batch: whether the rotation has a batch axis.
+            rows: which rows of the inputs patches have (B, L); None for each its own.
 
         Returns:
             Tokens, what each block gets as `rope`, and which patches (B, K) are left, None for all.
         """
+        prefix = self.num_prefix_tokens
         if self.position_encoding.changes_input:
-            x = self.position_encoding.on_input(x, inputs.encoded)
+            encoded = inputs.encoded if rows is None else keep_rows(inputs.encoded, rows, prefix)
+            x = self.position_encoding.on_input(x, encoded)
         x, layers, kept = self.position_drop(x), inputs.layers, None
         if self.training:
-            x, layers, kept = self.training_step(x, inputs)
-        rotations = rotation if is_mixed and rotation is not None else [rotation] * len(self.blocks)
+            if rows is not None:
+                layers, rows = [keep_rows(layer, rows, prefix) for layer in layers], None
+            x, layers, kept = self.training_step(x, inputs._replace(layers=layers))
+        rotations = (
+            [rotation] * len(self.blocks) if rotation is None or not self.rotation_is_mixed else [*rotation]
+        )
         if kept is not None and rotation is not None:
             rotations = [apply_keep_indices_nlc(x, one, kept, has_batch) for one in rotations]
             rotations = [one if one.ndim == 4 else one.unsqueeze(1) for one in rotations]  # (B, H or 1, K, .)
-        return x, zip(layers, rotations, strict=False), kept
+
+        def of_layer(index: int) -> Rope:
+            own = layers[index] if rows is None else keep_rows(layers[index], rows, prefix)
+            return own, rotations[index]
+
+        # One by one as blocks run, so that in inference the rows of one layer are in memory.
+        return x, map(of_layer, range(len(self.blocks))), kept
 
 
 class PositionEva(RotaryPositionHost, Eva):
@@ -151,7 +169,7 @@ class PositionEva(RotaryPositionHost, Eva):
             rotation = self.rope.get_embed(shape=size if self.dynamic_img_size else None)
         # Eva embeds tokens as a ViT does; its own method would drop patches before they have positions.
         x = VisionTransformer._pos_embed(self, x)
-        x, ropes, _ = self.finish_embedding(x, inputs, rotation, self.rotation_is_mixed)
+        x, ropes, _ = self.finish_embedding(x, inputs, rotation)
         return x, list(ropes)
 
 
@@ -200,14 +218,14 @@ class PositionNaFlexVit(RotaryPositionHost, NaFlexVit):
     ) -> dict[str, Any]:
         """As timm's, with position inputs as `rope_embeds`, which patch dropout has shortened already."""
         x, size = self.embeds(x, patch_coord=patch_coord, patch_valid=patch_valid)
-        rotation = None
+        rotation = rows = None
         if patch_coord is None:
             positions = Positions(tuple(size), self.grid_start)
             inputs = self.position_encoding(positions, x.shape[0], x.device, self.wants_objectives)
             if self.rope is not None:
                 rotation = self.rope.get_embed(shape=size)
         else:
-            inputs = self.inputs_of_patches(patch_coord)
+            inputs, rows = self.inputs_of_patches(patch_coord)
             if self.rope is not None:
                 native = SimpleNamespace(
                     rope=self.rope,
@@ -215,9 +233,7 @@ class PositionNaFlexVit(RotaryPositionHost, NaFlexVit):
                     num_prefix_tokens=self.num_prefix_tokens,
                 )
                 rotation = NaFlexVit._generate_rope_naflex(native, x, patch_coord)
-        x, ropes, kept = self.finish_embedding(
-            x, inputs, rotation, self.rotation_is_mixed, patch_coord is not None
-        )
+        x, ropes, kept = self.finish_embedding(x, inputs, rotation, patch_coord is not None, rows)
         if kept is not None and patch_valid is not None:
             patch_valid = patch_valid.gather(1, kept)
         if attn_mask is None:
@@ -237,29 +253,21 @@ class PositionNaFlexVit(RotaryPositionHost, NaFlexVit):
         }
 
     @torch.compiler.disable  # as timm's own rotation here: grids are known by the values of a tensor
-    def inputs_of_patches(self, patch_coord: Tensor) -> PositionInputs:
-        """Position inputs of the patches of a NaFlex batch.
-
-        The smallest grid that holds all patches is encoded once, and patches look their rows up.
+    def inputs_of_patches(self, patch_coord: Tensor) -> tuple[PositionInputs, Tensor | None]:
+        """Position inputs of a NaFlex batch: those of the smallest grid that holds all patches.
 
         Args:
             patch_coord: rows and columns (B, N, 2); those of padding may be anything legal.
+
+        Returns:
+            The inputs, and which of their rows each patch has (B, N); None where they are in order.
         """
-        encoding, batch = self.position_encoding, patch_coord.shape[0]
-        rows, columns = (int(side) + 1 for side in patch_coord.amax(dim=(0, 1)))
-        if rows * columns > patch_coord[..., 0].numel():  # very wide and very high images in one batch
-            positions = Positions(ids=patch_coord)
-            return encoding(positions, batch, patch_coord.device, self.wants_objectives)
-        grid = Positions((rows, columns), (0, 0))
-        inputs = encoding(grid, batch, patch_coord.device, self.wants_objectives)
-        index, prefix = ravel_positions(patch_coord, (rows, columns)), self.num_prefix_tokens
-        # Without training, layer by layer when its block runs, so that inputs of one layer are in memory.
-        layers = (keep_rows(layer, index, prefix) for layer in inputs.layers)
-        return PositionInputs(
-            keep_rows(inputs.encoded, index, prefix) if encoding.changes_input else inputs.encoded,
-            list(layers) if self.training else layers,
-            inputs.losses,
-        )
+        encoding, batch, device = self.position_encoding, patch_coord.shape[0], patch_coord.device
+        size = tuple(int(side) + 1 for side in patch_coord.amax(dim=(0, 1)))
+        if math.prod(size) > patch_coord[..., 0].numel():  # very wide and very high images in one batch
+            return encoding(Positions(ids=patch_coord), batch, device, self.wants_objectives), None
+        inputs = encoding(Positions(size, (0, 0)), batch, device, self.wants_objectives)
+        return inputs, ravel_positions(patch_coord, size)
 
 
 def depends_on_size(encoding: PositionEncoding) -> bool:

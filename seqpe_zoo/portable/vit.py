@@ -40,6 +40,7 @@ MAX_SCORE_MATRIX = 64 * 2**20
 
 torch.fx.wrap("attend_with_scores")  # how scores are added depends on sizes, which torch.fx does not know
 torch.fx.wrap("position_scores")
+torch.fx.wrap("checked_start")
 
 
 def attend_with_scores(
@@ -389,7 +390,7 @@ class PositionVisionTransformer(PositionHost, VisionTransformer):
         """
         x = self.patch_embed(x)
         size = (x.shape[1], x.shape[2]) if self.dynamic_img_size else self.patch_embed.grid_size
-        origin = self.grid_start if start is None else checked_start(start)
+        origin = self.grid_start if start is None else checked_start(start, self.grid_start)
         positions = Positions(tuple(size), origin)
         inputs = self.position_encoding(positions, x.shape[0], x.device, self.wants_objectives)
         x = self._pos_embed(x)
@@ -400,8 +401,8 @@ class PositionVisionTransformer(PositionHost, VisionTransformer):
             x, layers, _ = self.training_step(x, inputs)
         x = self.norm_pre(x)
         run = checkpoint if self.grad_checkpointing else call
-        for block, layer in zip(self.blocks[:num_blocks], layers, strict=False):
-            x = run(block, x, layer, attn_mask, is_causal)
+        for index, block in enumerate(self.blocks[:num_blocks]):
+            x = run(block, x, layers[index], attn_mask, is_causal)
             if outputs is not None:
                 outputs.append(x)
         return self.norm(x)
@@ -474,12 +475,14 @@ call = operator.call if hasattr(operator, "call") else lambda function, *given: 
 """Calls a block; `operator.call` is of Python 3.11."""
 
 
-def checked_start(start: Sequence[int]) -> tuple[int, int]:
-    """The row and the column of the first patch.
+def checked_start(start: Sequence[int] | None, default: tuple[int, int] = (0, 0)) -> tuple[int, int]:
+    """The row and the column of the first patch; `default` for None, which a graph of torch.fx may hand on.
 
     Raises:
         ValueError: not two whole numbers from 0 on.
     """
+    if start is None:
+        return default
     origin = tuple(start)
     if len(origin) != 2 or any(not isinstance(first, int) or first < 0 for first in origin):
         raise ValueError(

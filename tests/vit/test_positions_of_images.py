@@ -1,7 +1,5 @@
 """Where patches are: grid origins, sizes beyond training, limits, tables of inference, and objectives."""
 
-import copy
-import pickle
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seqpe_zoo.portable import vit_attention
 from seqpe_zoo.portable.encoder import PositionEncoder
 
 from .small_models import SIZES, images, small_vit
@@ -37,18 +34,7 @@ def test_encoder_runs_once_per_resolution(monkeypatch: pytest.MonkeyPatch) -> No
     with torch.no_grad():
         for size in (16, 16, 24, 16, 24):
             model(images(size, size))
-    # The second grid asks for the positions that the first did not have.
-    assert runs == [16, 36 - 16]
-
-
-def test_projections_run_once_per_resolution() -> None:
-    model = small_vit()
-    calls: list[int] = []
-    model.position_encoding.projection[1].register_forward_hook(lambda *_: calls.append(1))
-    with torch.no_grad():
-        model(images())
-        model(images())
-    assert len(calls) == 1
+    assert runs == [16, 36]
 
 
 @pytest.mark.parametrize("integration", ["mul", "sum"])
@@ -66,110 +52,6 @@ def test_queries_and_keys_are_overwritten_only_when_nobody_else_reads_them(
         torch.testing.assert_close(F.linear(heard[0][0], *attention.qkv.parameters()), heard[0][1])
     torch.testing.assert_close(overwritten, listened_to)
     torch.testing.assert_close(overwritten, model(x).detach())
-
-
-@pytest.mark.parametrize("multi_head", [True, False])
-@pytest.mark.parametrize("integration", ["mul", "sum"])
-@torch.no_grad()
-def test_positions_folded_into_the_projection_follow_its_weights(
-    integration: str, multi_head: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(vit_attention, "FOLDS_FACTORS", True)
-    options = {"integration": integration, "multi_head": multi_head}
-    model, x = small_vit("seqpe", options), torch.cat([images(), images()])
-    attention = model.blocks[0].attn
-
-    def assert_equal_to_single_images() -> None:
-        single = torch.cat([model(picture.unsqueeze(0)) for picture in x])
-        torch.testing.assert_close(model(x), single, atol=1e-5, rtol=1e-5)
-
-    assert_equal_to_single_images()
-    kept = attention._kept_fold
-    assert kept is not None
-    model(x)
-    assert attention._kept_fold is kept
-    attention.qkv.bias.add_(1.0)
-    assert_equal_to_single_images()
-    attention.proj.weight.data.mul_(2.0)  # as adapters are merged, which no version tells
-    attention.proj.bias.data.add_(1.0)
-    assert_equal_to_single_images()
-    model.position_encoding.projection[0].weight.mul_(2.0)
-    assert_equal_to_single_images()
-    assert "_kept_fold" not in "".join(model.state_dict())
-    assert copy.deepcopy(attention)._kept_fold is None
-
-
-@torch.no_grad()
-def test_factors_are_folded_only_where_the_cpu_gains_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, x = small_vit("seqpe", {"integration": "mul"}), torch.cat([images(), images()])
-    outputs = []
-    for folds in (False, True):
-        monkeypatch.setattr(vit_attention, "FOLDS_FACTORS", folds)
-        outputs.append(model(x))
-        assert (model.blocks[0].attn._kept_fold is not None) == folds
-    torch.testing.assert_close(*outputs, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("described", "is_intel"),
-    [({"cpu_name": "Intel(R) Xeon(R) Processor"}, True), ({"cpu_name": "AMD EPYC"}, False), ({}, False)],
-)
-def test_the_maker_of_the_cpu_is_known_by_its_name(
-    described: dict[str, str], is_intel: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: described)
-    assert vit_attention._is_intel_cpu() is is_intel
-
-
-def test_a_pytorch_that_cannot_describe_the_cpu_is_taken_for_another_maker(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delattr(torch.cpu, "get_capabilities")
-    assert vit_attention._is_intel_cpu() is False
-
-
-@torch.no_grad()
-def test_positions_are_not_folded_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vit_attention, "FOLDS_FACTORS", True)
-    model, x = small_vit("seqpe", {"integration": "mul"}), torch.cat([images(), images()])
-    with torch.autocast("cpu", torch.bfloat16):
-        rounded = model(x)
-    assert model.blocks[0].attn._kept_fold is None
-    torch.testing.assert_close(rounded.float(), model(x), atol=0.1, rtol=0.1)
-
-
-@pytest.mark.parametrize("listener", ["proj", "norm", "mask", "gate", "scores"])
-@torch.no_grad()
-def test_the_bias_of_values_is_left_out_only_when_nobody_sees_attended_values(
-    listener: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """AttnMul adds it after attention, in the output projection."""
-    monkeypatch.setattr(vit_attention, "FOLDS_FACTORS", True)
-    model, x = small_vit("seqpe", {"integration": "mul"}), torch.randn(2, 5, 32)
-    attention, terms = model.blocks[0].attn, torch.rand(5, 64)
-    heard: list[torch.Tensor] = []
-    mask = None
-    attention.qkv.bias.normal_()
-    expected = torch.cat([attention(picture.unsqueeze(0), terms) for picture in x])
-    torch.testing.assert_close(attention(x, terms), expected)
-    assert attention._kept_fold is not None
-    attention._kept_fold = None
-    if listener == "mask":
-        mask = torch.ones(5, 5, dtype=torch.bool)
-    elif listener == "gate":
-        attention.gate = nn.Linear(32, 32)
-        expected = torch.cat([attention(picture.unsqueeze(0), terms) for picture in x])
-    elif listener == "scores":
-        attention.fused_attn = False
-    else:
-        layer = getattr(attention, listener)
-        layer.register_forward_pre_hook(lambda _, inputs: heard.append(inputs[0]))
-    torch.testing.assert_close(attention(x, terms, mask), expected)
-    assert attention._kept_fold is None
-    if heard:
-        single = [attention(picture.unsqueeze(0), terms) for picture in x]
-        assert len(single) == len(heard) - 1
-        torch.testing.assert_close(heard[0], torch.cat(heard[1:]))
 
 
 @torch.no_grad()
@@ -209,7 +91,7 @@ def test_threads_may_share_a_model_and_ask_for_different_sizes() -> None:
         return model(pictures[size])
 
     expected = {size: answer(size) for size in pictures}
-    model.position_encoding.drop_caches()
+    model.position_encoding.clear_cache()
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)  # threads disturb each other at every step
     try:
@@ -218,21 +100,6 @@ def test_threads_may_share_a_model_and_ask_for_different_sizes() -> None:
                 torch.testing.assert_close(found, expected[size])
     finally:
         sys.setswitchinterval(interval)
-
-
-def test_scores_of_bias_are_multiplied_out_once_per_resolution(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[int] = []
-    original = vit_attention.score_bias
-    monkeypatch.setattr(vit_attention, "score_bias", lambda *args: calls.append(1) or original(*args))
-    model = small_vit("seqpe", {"integration": "bias"}, dynamic_img_size=True)
-    with torch.no_grad():
-        for size in (16, 16, 24, 24):
-            model(images(size, size))
-    assert len(calls) == 2 * len(model.blocks)
-    assert model.blocks[0].attn._kept_bias is not None
-    assert pickle.loads(pickle.dumps(model)).blocks[0].attn._kept_bias is None
-    model.train()(images(24, 24))
-    assert model.blocks[0].attn._kept_bias is None
 
 
 @pytest.mark.parametrize("integration", ["mul", "sum", "bias", "input"])
@@ -342,6 +209,9 @@ def test_encodings_that_number_patches_have_no_start() -> None:
 def test_training_forward_and_losses_share_one_encoder_call(monkeypatch: pytest.MonkeyPatch) -> None:
     model = small_vit().train()
     runs = count_encoder_runs(monkeypatch)
+    model(images())
+    model.position_losses()  # whoever asks once is given them by the next forward pass
+    runs.clear()
     logits = model(images())
     losses = model.position_losses()
     assert len(runs) == 1
@@ -349,6 +219,14 @@ def test_training_forward_and_losses_share_one_encoder_call(monkeypatch: pytest.
     assert losses.distance > 0
     assert losses.ood > 0
     torch.testing.assert_close(losses.weighted, 0.1 * losses.distance + 0.1 * losses.ood)
+
+
+def test_a_loop_that_never_asks_pays_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small_vit(options={"shift_probability": 0.0}).train()
+    runs = count_encoder_runs(monkeypatch)
+    for _ in range(2):
+        model(images())
+    assert runs == [16, 16]
 
 
 def test_losses_are_given_once_and_then_drawn_anew(monkeypatch: pytest.MonkeyPatch) -> None:

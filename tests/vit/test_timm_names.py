@@ -1,13 +1,15 @@
 """What timm is told: our names, `pos_embed=` on its own models, and the way back."""
 
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
 import timm
 import torch
-from timm.models import deit, vision_transformer, vision_transformer_hybrid
+from timm.models import deit, eva, naflexvit, vision_transformer
 
+import seqpe_zoo
 from seqpe_zoo import timm_models
 from seqpe_zoo.timm_models import MODELS, register_timm, unregister_timm
 
@@ -81,10 +83,9 @@ def test_stock_values_are_bit_identical_with_and_without_us(name: str, arguments
 
 def test_unregistering_leaves_timm_as_it_was() -> None:
     unregister_timm()
-    builders = [
-        module.build_model_with_cfg for module in (vision_transformer, deit, vision_transformer_hybrid)
-    ]
-    assert {builder.__module__ for builder in builders} == {"timm.models._builder"}
+    wrapped = [module.build_model_with_cfg for module in (vision_transformer, deit, eva, naflexvit)]
+    wrapped.append(timm.models._factory.model_entrypoint)
+    assert not any(hasattr(function, "__wrapped__") for function in wrapped)
     assert not set(NAMES) & set(timm.list_models())
     with pytest.raises(AssertionError):
         timm.create_model("vit_tiny_patch16_224", pos_embed="seqpe")
@@ -100,7 +101,7 @@ def test_registering_twice_is_silent() -> None:
         register_timm()
         register_timm()
     unregister_timm()
-    assert vision_transformer.build_model_with_cfg.__module__ == "timm.models._builder"
+    assert not hasattr(vision_transformer.build_model_with_cfg, "__wrapped__")
 
 
 def test_changed_internals_of_timm_give_one_warning_and_our_names_work(
@@ -115,8 +116,7 @@ def test_changed_internals_of_timm_give_one_warning_and_our_names_work(
         register_timm()
         register_timm()
     assert len(caught) == 1
-    assert "timm.models.deit" in str(caught[0].message)
-    assert "does not work on its stock names" in str(caught[0].message)
+    assert "may not work on its stock names" in str(caught[0].message)
     model = timm.create_model("vit_pico_patch4_pe_32", pos_embed="rope2d_mixed").eval()
     with torch.no_grad():
         assert model(torch.randn(1, 3, 32, 32)).shape == (1, 10)
@@ -150,8 +150,8 @@ def test_wrong_value_of_an_option_lists_the_choices() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("vit_dlittle_patch16_reg1_gap_256", "attn_layer='diff'"),
-        ("vit_dpwee_patch16_reg1_gap_256", "blocks of type DiffParallelScalingBlock"),
+        ("vit_dlittle_patch16_reg1_gap_256", "DiffAttention take no position encoding"),
+        ("vit_dpwee_patch16_reg1_gap_256", "DiffParallelScalingBlock take no position encoding"),
     ],
 )
 def test_attention_that_takes_no_positions_is_refused(name: str, message: str) -> None:
@@ -171,3 +171,69 @@ def test_image_that_is_no_multiple_of_patches_is_refused() -> None:
     model = timm.create_model("vit_pico_patch4_pe_32", dynamic_img_size=True)
     with pytest.raises(AssertionError, match="divisible by patch size"):
         model(torch.randn(1, 3, 34, 32))
+
+
+OTHERS = [
+    "swin_tiny_patch4_window7_224",
+    "beit_base_patch16_224",
+    "convnext_tiny",
+    "hiera_tiny_224",
+    "samvit_base_patch16",
+    "cait_xxs24_224",
+    "xcit_nano_12_p16_224",
+    "vitamin_small_224",
+    "resnet18",
+]
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_models_are_refused_and_those_that_can_are_named(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"'seqpe' cannot be added to {name}; .*naflexvit_\*.*eva02_\*"):
+        timm.create_model(name, pos_embed="seqpe")
+
+
+@pytest.mark.parametrize("name", ["swin_tiny_patch4_window7_224", "convnext_atto"])
+def test_one_call_refuses_other_models_too(name: str) -> None:
+    with pytest.raises(ValueError, match=r"'seqpe' cannot be added to .*vit_\*_dinov3\*"):
+        seqpe_zoo.set_position_encoding(timm.create_model(name), "seqpe")
+
+
+@pytest.mark.parametrize("value", [["seqpe"], ("seqpe",), 3, True, {"name": "seqpe"}])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "vit_tiny_patch16_224",
+        "vit_tiny_patch16_pe_224",
+        "naflexvit_base_patch16_gap",
+        "eva02_tiny_patch14_224",
+        "swin_tiny_patch4_window7_224",
+    ],
+)
+def test_names_that_are_no_strings_are_refused(name: str, value: Any) -> None:
+    with pytest.raises(TypeError, match="a position encoding is named by a string such as 'seqpe'"):
+        timm.create_model(name, pos_embed=value)
+
+
+@pytest.mark.parametrize("options", [{"pos_embed_args": {}}, {"keep_native": True}, {"train_img_size": 96}])
+@pytest.mark.parametrize(
+    "name", ["vit_tiny_patch16_224", "naflexvit_base_patch16_gap", "eva02_tiny_patch14_224"]
+)
+def test_options_without_an_encoding_are_refused(name: str, options: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=f"{next(iter(options))} is for pos_embed='seqpe'"):
+        timm.create_model(name, **options)
+
+
+# Shipped models.
+
+
+def test_shipped_models_are_listed_and_load_by_name() -> None:
+    assert timm.list_pretrained("*seqpe*") == ["vit_pico_patch4_pe_28.seqpe_fashion"]
+    cards = {"seqpe": "seqpe", "rope2d": "rope2d_axial", "ape": "ape_learn"}
+    for tag, encoding in cards.items():
+        named = timm.create_model(f"vit_pico_patch4_pe_28.{tag}_fashion", pretrained=True).eval()
+        card = Path(__file__).parents[2] / "model_cards" / f"tiny-vit-{tag}-fashion"
+        from_folder = timm.create_model(f"local-dir:{card}", pretrained=True).eval()
+        assert named.position_encoding.name == encoding
+        with torch.no_grad():
+            for x in (torch.randn(1, 1, 28, 28), torch.randn(1, 1, 56, 40)):
+                assert torch.equal(named(x), from_folder(x))
