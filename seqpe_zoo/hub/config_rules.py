@@ -54,7 +54,11 @@ def _config_file_problems(config: dict[str, Any], names: set[str]) -> list[str]:
 def config_problems(config: dict[str, Any]) -> list[str]:
     """Return what would make a library build another model than the one that was trained."""
     libraries = libraries_of(config)
-    problems = []
+    problems = [
+        f"{key} must be a name"
+        for key in ("architecture", "model_type")
+        if not isinstance(config.get(key, ""), str)
+    ]
     if not libraries:
         problems.append("fits neither timm ('architecture') nor transformers ('model_type')")
     if "timm" in libraries:

@@ -184,17 +184,13 @@ def _encoding_problems(config: dict[str, Any], said: Mapping[str, Any]) -> list[
 
 def _fingerprints(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
     """Run the staged model in each library: the installed code where code travels (`check` runs the copy)."""
-    from .clean_room import compare_fingerprints, probe
+    from .clean_room import compare_fingerprints, loading_problems, probe
 
-    found, problems = {}, []
-    for library, report in probe(libraries_of(config), folder, with_package="auto_map" in config).items():
-        problems += [f"{library}: {problem}" for problem in report["problems"]]
-        found[library] = report.get("fingerprint")
-    if (
-        not problems
-        and len(found) == 2
-        and (difference := compare_fingerprints(found["transformers"], found["timm"]))
-    ):
+    reports = probe(config, folder, with_package="auto_map" in config)
+    problems, _ = loading_problems(reports)
+    found = {library: report.get("fingerprint") for library, report in reports.items()}
+    both = not problems and len(found) == 2
+    if both and (difference := compare_fingerprints(found["transformers"], found["timm"])):
         problems.append(f"timm and transformers make different models of it: {difference}")
     if problems:
         raise CheckFailed(problems, "the staged model does not load; look at config.json and the weights")
