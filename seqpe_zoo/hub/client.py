@@ -197,9 +197,9 @@ def open_client(deadline: float = 7200.0, token: str | None = None) -> Iterator[
     from huggingface_hub import HfApi, constants, get_token, set_client_factory
     from huggingface_hub.utils._http import default_client_factory
 
+    limit = Deadline(deadline)
     if constants.HF_HUB_OFFLINE or os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON"):
         raise OfflineMode("HF_HUB_OFFLINE is set")
-    limit = Deadline(deadline)
     known = token or get_token() or ""
     if not (known.isascii() and known.isprintable()) or " " in known:
         raise NotAuthenticated("the token has a character that no token has; copy it again")

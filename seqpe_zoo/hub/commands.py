@@ -150,9 +150,9 @@ def run_verify(options: argparse.Namespace) -> None:
     """Download and compare."""
     from .verify import verify
 
-    load = not options.files_only
+    target, load = Target(options.repo, revision=options.revision), not options.files_only
     with open_client(options.deadline) as client:
-        for line in verify(client, options.repo, options.revision, folder=options.folder, load=load):
+        for line in verify(client, target.repo_id, target.revision, folder=options.folder, load=load):
             _say(line)
 
 

@@ -19,6 +19,19 @@ INDEX = "model.safetensors.index.json"
 _HEADS = {"seqpe_gpt2": "AutoModelForCausalLM", "seqpe_vit": "AutoModelForImageClassification"}
 
 
+# Portable modules by the names that older checkpoints have for them.
+_RENAMED = {"configuration_seqpe_gpt2": "configuration_seqpe", "modeling_seqpe_gpt2": "modeling_seqpe"}
+
+
+def update_auto_map(config: dict[str, Any]) -> None:
+    """Let the `auto_map` of a config that was saved by an older version name today's portable modules."""
+    mapped = config.get("auto_map")
+    for name, place in mapped.items() if isinstance(mapped, dict) else ():
+        if isinstance(place, str):
+            module, _, kind = place.rpartition(".")
+            mapped[name] = f"{_RENAMED.get(module, module)}.{kind}"
+
+
 def reference_problems(folder: Path, names: set[str]) -> list[str]:
     """Check that what the files name is here: shards of the index, code of the auto_map and its siblings."""
     problems = []
@@ -54,7 +67,8 @@ def _config_file_problems(config: dict[str, Any], names: set[str]) -> list[str]:
 def config_problems(config: dict[str, Any]) -> list[str]:
     """Return what would make a library build another model than the one that was trained."""
     libraries = libraries_of(config)
-    problems = []
+    names = [key for key in ("architecture", "model_type") if not isinstance(config.get(key, ""), str)]
+    problems = [f"{key} must be a name" for key in names]
     if not libraries:
         problems.append("fits neither timm ('architecture') nor transformers ('model_type')")
     if "timm" in libraries:

@@ -6,6 +6,7 @@ asked by `stage` (for what it made), by `check` and once more by `push`.
 
 from __future__ import annotations
 
+import io
 import pickletools
 import re
 from pathlib import Path
@@ -119,10 +120,8 @@ def is_pickle(content: bytes) -> bool:
     """Say whether a content is a pickle of any protocol, or an archive that may hold one."""
     if content.startswith((b"\x80", b"PK\x03\x04", b"\x93NUM", b"\x89HDF", b"\x1f\x8b")):
         return True
-    try:  # protocol 0 is text: read its instructions, without carrying them out, up to the one that ends it
-        for number, (instruction, _, _) in enumerate(pickletools.genops(content)):
-            if instruction.name == "STOP" or number > 1000:
-                return True
-        return False
+    try:  # protocol 0 is text: follow its instructions to the one that ends it, without carrying them out
+        pickletools.dis(content, out=io.StringIO())
+        return True
     except (ValueError, EOFError, LookupError, OverflowError):
         return False

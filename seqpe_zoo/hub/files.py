@@ -13,7 +13,7 @@ from typing import Any
 from .errors import UsageError
 
 MAX_TEXT_BYTES = 10 * 2**20  # tokenizer.json of large vocabularies stays below
-MAX_YAML = 2**18
+MAX_YAML, MAX_YAML_DEPTH = 2**18, 20
 
 
 def sha256_of(path: Path) -> str:
@@ -77,8 +77,12 @@ def parse_yaml(text: str, name: str) -> dict[str, Any]:
     if len(text) > MAX_YAML:
         raise UsageError(f"{name} is larger than {MAX_YAML >> 10} KiB")
     try:
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
-            raise UsageError(f"{name} has a YAML reference (*name); write the value out")
+        depth = 0
+        for event in yaml.parse(text, yaml.SafeLoader):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > MAX_YAML_DEPTH or isinstance(event, yaml.AliasEvent):
+                what = "is nested too deeply" if depth > MAX_YAML_DEPTH else "has a reference (*name)"
+                raise UsageError(f"{name} {what}; write it plainly")
         value = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
         raise UsageError(f"{name} is not YAML: {_brief(error)}") from None

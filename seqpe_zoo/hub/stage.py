@@ -19,7 +19,7 @@ from typing import Any
 from .both_libraries import serve_both
 from .card import render
 from .card_facts import Facts, load_facts, load_results
-from .config_rules import auto_map_modules, code_closure, libraries_of
+from .config_rules import auto_map_modules, code_closure, libraries_of, update_auto_map
 from .contents import find_problems, name_problem
 from .errors import CheckFailed, DiskFull, UsageError, explain
 from .files import read_json, write_json
@@ -148,6 +148,7 @@ def _copy_model(run_folder: Path, names: list[str], folder: Path) -> dict[str, A
         shutil.copyfile(run_folder / name, folder / name, follow_symlinks=False)
     config = read_json(folder / "config.json")
     config.pop("_name_or_path", None)  # where transformers loaded the model from is nobody's business
+    update_auto_map(config)
     write_json(folder / "config.json", config)
     return config
 
@@ -184,17 +185,13 @@ def _encoding_problems(config: dict[str, Any], said: Mapping[str, Any]) -> list[
 
 def _fingerprints(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
     """Run the staged model in each library: the installed code where code travels (`check` runs the copy)."""
-    from .clean_room import compare_fingerprints, probe
+    from .clean_room import compare_fingerprints, loading_problems, probe
 
-    found, problems = {}, []
-    for library, report in probe(libraries_of(config), folder, with_package="auto_map" in config).items():
-        problems += [f"{library}: {problem}" for problem in report["problems"]]
-        found[library] = report.get("fingerprint")
-    if (
-        not problems
-        and len(found) == 2
-        and (difference := compare_fingerprints(found["transformers"], found["timm"]))
-    ):
+    reports = probe(config, folder, with_package="auto_map" in config)
+    problems, _ = loading_problems(reports)
+    found = {library: report.get("fingerprint") for library, report in reports.items()}
+    both = not problems and len(found) == 2
+    if both and (difference := compare_fingerprints(found["transformers"], found["timm"])):
         problems.append(f"timm and transformers make different models of it: {difference}")
     if problems:
         raise CheckFailed(problems, "the staged model does not load; look at config.json and the weights")

@@ -8,6 +8,7 @@ together on the head that was read. Without `yes` only the difference is shown.
 from __future__ import annotations
 
 import difflib
+import json
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from .client import Client
 from .commit import send_commit, set_tag
-from .config_rules import auto_map_modules, code_closure
+from .config_rules import auto_map_modules, code_closure, update_auto_map
 from .errors import CheckFailed, ParentMoved, UsageError
 from .files import read_json, read_text, write_json
 from .manifest import MANIFEST, file_entry, package_facts, read_manifest
@@ -71,23 +72,26 @@ def sync_code(
 
 def _update(folder: Path, repo_id: str, portable: Path) -> tuple[str, set[str]]:
     """Replace the code in a downloaded folder; return the difference and the names that are gone."""
-    manifest = read_manifest(folder)
-    modules = auto_map_modules(read_json(folder / "config.json"))
+    manifest, config = read_manifest(folder), read_json(folder / "config.json")
+    update_auto_map(config)
+    modules = auto_map_modules(config)
     if not modules:
         raise UsageError(f"{repo_id} carries no code: its config.json has no auto_map")
-    wanted = {path.name: path for path in code_closure(portable, modules)}
+    wanted = {path.name: read_text(path) for path in code_closure(portable, modules)}
+    if config != read_json(folder / "config.json"):
+        wanted["config.json"] = json.dumps(config, indent=2, sort_keys=True) + "\n"
     stale = {name for name in manifest["files"] if name.endswith(".py")} - set(wanted)
     diff = ""
     for name in sorted({*wanted, *stale}):
-        old, new = folder / name, wanted.get(name)
-        texts = [read_text(path).splitlines(True) if path and path.is_file() else [] for path in (old, new)]
+        path, new = folder / name, wanted.get(name)
+        texts = [text.splitlines(True) for text in (read_text(path) if path.is_file() else "", new or "")]
         diff += "".join(difflib.unified_diff(*texts, f"published/{name}", f"current/{name}"))
         if new is None:
-            old.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
             del manifest["files"][name]
         else:
-            shutil.copyfile(new, old)
-            manifest["files"][name] = file_entry(old)
+            path.write_text(new, encoding="utf-8")
+            manifest["files"][name] = file_entry(path)
     if diff:
         write_json(folder / MANIFEST, {**manifest, "package": package_facts(portable)})
     return diff, stale

@@ -16,7 +16,7 @@ from .client import Client
 from .errors import DiskFull, HubError, VerificationFailed
 from .files import list_files, read_json, sha256_of
 from .manifest import MANIFEST, compare_with_manifest, read_manifest
-from .plan import remote_tree, require_ref, require_repo_id
+from .plan import remote_tree
 
 
 def verify(
@@ -34,8 +34,6 @@ def verify(
     Returns:
         What was found right, as sentences.
     """
-    require_repo_id(repo_id)
-    require_ref(revision, "revision")
     commit = str(client.call(f"looking up {repo_id}", client.api.repo_info, repo_id, revision=revision).sha)
     tree = remote_tree(client, repo_id, commit)
     _refuse_full_disk(sum(entry.size for entry in tree.values()))

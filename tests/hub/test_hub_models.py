@@ -22,6 +22,7 @@ from tests.hub.helpers import (
     LoopbackHub,
     folder_hashes,
     hub_environment,
+    restage,
     write_card_folder,
 )
 
@@ -207,8 +208,14 @@ def test_weights_that_do_not_fit_the_config_are_refused(folder):
 @pytest.mark.slow
 def test_sync_code_updates_code_and_manifest_only(workshop, tmp_path):
     base, hub = workshop
-    folder = copy_with_receipt(base / "lm", tmp_path / "lm")
-    repo = "zoo/synced"
+    folder, repo = copy_with_receipt(base / "lm", tmp_path / "lm"), "zoo/synced"
+    for name in ("modeling_seqpe", "configuration_seqpe"):  # as a version before named them
+        shutil.copyfile(folder / f"{name}.py", folder / f"{name}_gpt2.py")
+    config = (folder / "config.json").read_text()
+    (folder / "config.json").write_text(
+        re.sub(r'"(modeling|configuration)_seqpe\.', r'"\1_seqpe_gpt2.', config)
+    )
+    restage(folder)
     assert hub.push(folder, "--repo", repo).code == 0
     before = hub.files(repo)
     code = tmp_path / "code"
@@ -224,7 +231,10 @@ def test_sync_code_updates_code_and_manifest_only(workshop, tmp_path):
     done = hub.run("sync-code", repo, "--portable", code, "--yes", "--tag", "v1.0.1")
     assert done.code == 0, done.text
     after = hub.files(repo)
-    assert {name for name in after if after[name] != before[name]} == {"positions.py", "MANIFEST.json"}
+    changed = {name for name in after if after[name] != before[name]}
+    assert changed == {"positions.py", "config.json", "MANIFEST.json"}
+    assert set(before) - set(after) == {"modeling_seqpe_gpt2.py", "configuration_seqpe_gpt2.py"}
+    assert after["config.json"] == folder_hashes(base / "lm")["config.json"]
     assert hub.state(repo)["tags"]["v1.0.1"] == hub.head(repo)
     assert hub.run("verify", repo).code == 0
     assert "up to date" in hub.run("sync-code", repo, "--portable", code, "--yes").out

@@ -15,8 +15,11 @@ from seqpe_zoo.convert.commands import add_subcommands
 from seqpe_zoo.hub.card import render_card
 from seqpe_zoo.hub.card_facts import load_facts, load_results
 from seqpe_zoo.hub.card_rules import card_problems, split_card
+from seqpe_zoo.hub.check import check_static
 from seqpe_zoo.hub.collection import render_collection
 from seqpe_zoo.hub.paper_results import PAPER_MODELS, paper_results
+from seqpe_zoo.hub.scan import scan
+from seqpe_zoo.hub.stage import stage
 from seqpe_zoo.portable.configuration_seqpe import SeqPEGPT2Config
 from seqpe_zoo.portable.modeling_seqpe import SeqPEGPT2LMHeadModel
 
@@ -34,6 +37,16 @@ def test_card_is_fresh_and_passes_the_rules(folder: Path) -> None:
     card = (folder / "README.md").read_text(encoding="utf-8")
     assert card == render_card(folder), "stale: run `seqpe-zoo card` on it"
     assert card_problems(card) == []
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_folder_may_be_published(folder: Path, tmp_path: Path) -> None:
+    """Nothing in the zoo is taken for a secret, a path or a script; weights that others have are left out."""
+    assert scan("README.md", render_card(folder)) == []
+    if any(folder.glob("*.safetensors")):
+        staged = stage(folder, tmp_path / "staged", card_folder=folder, fingerprint=False)
+        assert {"README.md", "config.json", "model.safetensors", "MANIFEST.json"} <= set(staged.files)
+        check_static(tmp_path / "staged")
 
 
 def test_collection_is_fresh_and_has_every_model() -> None:
