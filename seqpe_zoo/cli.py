@@ -1,7 +1,8 @@
 """The command line, `seqpe-zoo`: it parses arguments and hands over to the room that does the work.
 
 Nothing heavy is imported before a command runs, so that `--help` answers at once. Each command sets
-`handler`, a function of the parsed arguments that returns an exit code.
+`handler`, a function of the parsed arguments that returns an exit code. A `DataError` is a mistake in what
+was typed: it is printed without a traceback.
 """
 
 import argparse
@@ -15,13 +16,17 @@ from typing import Any
 from . import __version__
 from .app.commands import add_subcommands as add_app_commands
 from .convert.commands import add_subcommands as add_convert_commands
+from .data.errors import DataError
+from .data.names import ENCODINGS, did_you_mean, is_own_timm_name, timm_names
 from .evaluation.commands import add_subcommands as add_evaluation_commands
 from .hub.commands import add_subcommands as add_hub_commands
 from .training.commands import add_subcommands as add_training_commands
 
+EXIT_WRONG_INPUT, EXIT_INTERRUPTED = 2, 130
 
-def build_parser() -> argparse.ArgumentParser:
-    """Returns the parser of all commands."""
+
+def build_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    """Returns the parser of everything, and those of the commands by name."""
     parser = argparse.ArgumentParser(
         prog="seqpe-zoo",
         description="Position encodings for timm and transformers: look at, train, measure, publish them.",
@@ -37,19 +42,71 @@ def build_parser() -> argparse.ArgumentParser:
         add_hub_commands,
     ):
         add_subcommands(subparsers)
-    return parser
+    return parser, dict(subparsers.choices)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
-    options = build_parser().parse_args(arguments)
-    return int(options.handler(options) or 0)
+    parser, commands = build_parser()
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    place = next((place for place, word in enumerate(words) if word in commands), None)
+    if place is not None:
+        rest = words[:place] + words[place + 1 :]
+        words = [words[place], *arrange_words(commands[words[place]], rest)]
+    elif words and not words[0].startswith("-"):
+        parser.error(f"there is no command {words[0]!r}{did_you_mean(words[0], commands)}")
+    options = parser.parse_args(words)
+    try:
+        return int(options.handler(options) or 0)
+    except DataError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return EXIT_WRONG_INPUT
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        return EXIT_INTERRUPTED
+
+
+def arrange_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> list[str]:
+    """Puts what belongs to no option before all options, so that options may stand anywhere.
+
+    Values of an option that takes several numbers end at the first word that is none. Words after `--` are
+    left where they are.
+    """
+    known = parser._option_string_actions
+    plain: list[str] = []
+    options: list[str] = []
+    rest = list(words)
+    while rest and rest[0] != "--":
+        word = rest.pop(0)
+        if not word.startswith("--") and word not in known:
+            plain.append(word)
+            continue
+        options.append(word)
+        name, equals, _ = word.partition("=")
+        matching = [name] if name in known else [option for option in known if option.startswith(name)]
+        if not matching:
+            parser.error(f"there is no option {name}{did_you_mean(name, known)}")
+        action = known[matching[0]]
+        several = action.nargs in ("+", "*")
+        count = 0 if equals or action.nargs == 0 else len(rest) if several else int(action.nargs or 1)
+        while count and rest and not rest[0].startswith("--") and (not several or _converts(action, rest[0])):
+            options.append(rest.pop(0))
+            count -= 1
+    return [*plain, *options, *rest]
+
+
+def _converts(action: argparse.Action, word: str) -> bool:
+    try:
+        action.type(word) if callable(action.type) else word
+    except ValueError:
+        return False
+    return True
 
 
 def _add_own_commands(subparsers: Any) -> None:
     listing = subparsers.add_parser("list", help="position encodings, timm models and the zoo's own weights")
     listing.set_defaults(handler=_list)
-    info = subparsers.add_parser("info", help="a position encoding and its options")
+    info = subparsers.add_parser("info", help="a position encoding and its options, or a model")
     info.add_argument("name", help="as printed by `seqpe-zoo list`")
     info.set_defaults(handler=_info)
     bench = subparsers.add_parser("bench", help="compare speed and memory with timm and transformers")
@@ -95,29 +152,77 @@ def _zoo_table() -> Any:
 
 
 def _info(options: argparse.Namespace) -> int:
+    from .hub.zoo_entries import zoo_entries
+
+    name, entries = options.name, {entry.name: entry for entry in zoo_entries()}
+    if name in ENCODINGS:
+        lines = _describe_encoding(name)
+    elif name in entries:
+        lines = _describe_entry(entries[name])
+    elif is_own_timm_name(name):
+        lines = _describe_timm_model(name)
+    else:
+        known = [*ENCODINGS, *entries, *filter(is_own_timm_name, timm_names())]
+        raise DataError(
+            f"there is no position encoding or model {name!r} here (`seqpe-zoo list` shows all)"
+            f"{did_you_mean(name, known)}"
+        )
+    sys.stdout.write("\n".join(lines) + "\n")
+    return 0
+
+
+def _describe_encoding(name: str) -> list[str]:
     from .portable.encodings import position_encoding_class
 
-    try:
-        encoding = position_encoding_class(options.name)
-    except ValueError as error:
-        print(error, file=sys.stderr)
-        return 2
-    print(f"{options.name}: {encoding.__doc__}\n")
-    print(f"{encoding.Options.__doc__}\nDefaults:")
-    for field in fields(encoding.Options):
-        print(f"  {field.name} = {field.default!r}")
-    return 0
+    encoding = position_encoding_class(name)
+    defaults = [f"  {field.name} = {field.default!r}" for field in fields(encoding.Options)]
+    return [f"{name}: {encoding.__doc__}", "", str(encoding.Options.__doc__), "Defaults:", *defaults]
+
+
+def _describe_entry(entry: Any) -> list[str]:
+    from .evaluation.report import format_value
+
+    measured = [
+        f"  {entry.metric} at {at}: {format_value(entry.metric, v)}" for at, v in entry.measured.items()
+    ]
+    return [
+        f"{entry.name}: a trained model for {entry.task}, in {entry.folder.parent.name}/ of this clone",
+        f"position encoding: {entry.encoding}",
+        f"parameters: {entry.parameters or 'not said'}",
+        f"trained on: {entry.trained_on}",
+        *(["measured:", *measured] if measured else ["not measured"]),
+        f"measure it: seqpe-zoo evaluate {entry.folder.parent.name}/{entry.name}",
+    ]
+
+
+def _describe_timm_model(name: str) -> list[str]:
+    import timm
+    import torch
+
+    if not timm.is_model(name):
+        raise DataError(f"timm has no model {name!r}{did_you_mean(name, timm_names())}")
+    with torch.device("meta"):
+        model = timm.create_model(name)
+    encoding, (rows, columns) = model.position_encoding, model.patch_embed.img_size
+    return [
+        f"{name}: {timm.model_entrypoint(name).__doc__}",
+        f"images: {rows} x {columns} in training, patches of {model.patch_embed.patch_size[0]} pixels",
+        f"sizes: width {model.embed_dim}, {len(model.blocks)} layers, {encoding.host.num_heads} heads, "
+        f"{model.num_classes} classes",
+        f"parameters: {sum(parameter.numel() for parameter in model.parameters()):,}",
+        f"position encoding: {encoding.name}; another one: pos_embed=NAME, pos_embed_args={{...}}",
+        f'build it: import seqpe_zoo, timm; timm.create_model("{name}")',
+    ]
 
 
 def _bench(options: argparse.Namespace) -> int:
     repository = Path(__file__).parents[1]
     if not (repository / "benchmarks" / "run.py").is_file():
-        print(
-            "the benchmarks are in the repository, not in the installed package: clone it and run "
-            "`make bench` there",
-            file=sys.stderr,
+        raise DataError(
+            "the benchmarks are in the repository, not in the installed package: clone it and run `make "
+            "bench` "
+            "there"
         )
-        return 2
     words = [*(["--full"] if options.full else []), *(["--only", *options.only] if options.only else [])]
     command = [sys.executable, "-m", "benchmarks.run", *words]
     return subprocess.run(command, cwd=repository, check=False).returncode

@@ -1,8 +1,14 @@
 import re
+import subprocess
+import sys
 
 import pytest
+import timm
 
-from seqpe_zoo.cli import main
+from seqpe_zoo.cli import arrange_words, build_parser, main
+from seqpe_zoo.data.names import ENCODINGS, timm_names
+from seqpe_zoo.hub.zoo_entries import zoo_entries
+from seqpe_zoo.portable.encodings import POSITION_ENCODINGS
 
 
 def test_help_names_every_command(capsys):
@@ -30,10 +36,84 @@ def test_info_shows_options_and_defaults(capsys):
 
 def test_info_of_an_unknown_encoding_lists_the_known_ones(capsys):
     assert main(["info", "rape"]) == 2
-    assert (
-        "unknown position encoding 'rape' (did you mean rope?); the known ones are: nope"
-        in capsys.readouterr().err
+    assert "no position encoding or model 'rape'" in (said := capsys.readouterr().err)
+    assert "did you mean rope?" in said
+
+
+def test_info_knows_every_model_of_the_list(capsys):
+    names = [*timm.list_models(["vit_*_seqpe_*", "vit_*_pe_*"]), *(entry.name for entry in zoo_entries())]
+    for name in names:
+        assert main(["info", name]) == 0
+        assert capsys.readouterr().out.startswith(f"{name}: ")
+
+
+def test_names_that_need_no_torch_are_those_of_the_registry():
+    assert tuple(POSITION_ENCODINGS) == ENCODINGS
+    assert set(timm.list_models()) <= timm_names()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["evaluate", "vit_bass_patch16_224"],
+        ["evaluate", "absent/folder/model"],
+        ["evaluate", "MODEL", "--data", "absent.txt"],
+        ["evaluate", "MODEL", "--data", "stdlb"],
+        ["diagnose", "absent.safetensors"],
+        ["plot", "absent.json"],
+        ["graft", "vit_bass_patch16_224", "out"],
+        ["convert", "nowhere/at/all", "out"],
+        ["app", "--models", "absent"],
+        ["info", "seqp"],
+    ],
+)
+def test_wrong_names_are_found_before_torch_is_imported(words, tmp_path):
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text('{"architectures": ["GPT2LMHeadModel"]}')
+    program = (
+        "import sys; from seqpe_zoo.cli import main; code = main(sys.argv[1:]); "
+        "heavy = {'torch', 'timm', 'transformers'} & set(sys.modules); sys.exit(f'imported {heavy}' if "
+        "heavy else code)"
     )
+    words = [str(model) if word == "MODEL" else word for word in words]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("error: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["evalute", "x"], "there is no command 'evalute'; did you mean evaluate?"),
+        (["evaluate", "x", "--lenghts", "3"], "there is no option --lenghts; did you mean --lengths"),
+    ],
+)
+def test_mistyped_words_are_answered_with_a_suggestion(words, message, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(words)
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "evaluate a b --lengths 16 32 --no-plot",
+        "evaluate --lengths 16 32 a --no-plot b",
+        "evaluate a --lengths 16 32 b --no-plot",
+        "--no-plot evaluate a b --lengths 16 32",
+        "evaluate --no-plot --lengths 16 32 -- a b",
+    ],
+)
+def test_options_may_stand_anywhere(words):
+    parser, commands = build_parser()
+    rest = words.split()
+    rest.remove("evaluate")
+    options = parser.parse_args(["evaluate", *arrange_words(commands["evaluate"], rest)])
+    assert (options.models, options.lengths, options.no_plot) == (["a", "b"], [16, 32], True)
 
 
 def test_bench_measures_in_a_clone(capfd):

@@ -1,16 +1,18 @@
 """Command line of this room: `app`.
 
-Definitions import nothing heavy; the handler imports what it needs and returns an exit code.
+Definitions import nothing heavy; the handler finds the models first, then imports what it needs. It returns
+an exit code, or raises a `DataError` that the command line prints.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-EXIT_WRONG_INPUT = 2
+from ..data.errors import DataError
 
 
 def add_subcommands(subparsers: Any) -> None:
@@ -35,43 +37,22 @@ def add_subcommands(subparsers: Any) -> None:
 
 
 def _app(options: argparse.Namespace) -> int:
-    from rich.console import Console
-
-    from ..data.errors import DataError
-
-    errors = Console(stderr=True, highlight=False, soft_wrap=True)
-    if find_spec("gradio") is None:
-        errors.print("error: the app needs gradio: pip install 'seqpe-zoo[app]'", markup=False)
-        return EXIT_WRONG_INPUT
-    try:
-        return _write_space(options) if options.write_space else _serve(options)
-    except DataError as error:
-        errors.print(f"error: {error}", markup=False)
-        return EXIT_WRONG_INPUT
-
-
-def _write_space(options: argparse.Namespace) -> int:
-    from rich.console import Console
-
-    from .space import write_space
-    from .zoo import find_models
-
-    folder = write_space(find_models(options.models), options.write_space)
-    Console(highlight=False).print(f"wrote {folder}; docs/app.md says how to push it", markup=False)
-    return 0
-
-
-def _serve(options: argparse.Namespace) -> int:
-    from rich.console import Console
-
-    from ..data.errors import DataError
-    from .page import build_page, launch_page
     from .zoo import find_models
 
     models = find_models(options.models)
+    if find_spec("gradio") is None:
+        raise DataError("the app needs gradio: pip install 'seqpe-zoo[app]'")
+    if options.write_space:
+        from .space import write_space
+
+        folder = write_space(models, options.write_space)
+        sys.stdout.write(f"wrote {folder}; docs/app.md says how to push it\n")
+        return 0
+
+    from .page import build_page, launch_page
+
     page = build_page(models)
-    console = Console(highlight=False)
-    console.print(f"{len(models)} models: {', '.join(model.name for model in models)}", markup=False)
+    sys.stdout.write(f"{len(models)} models: {', '.join(model.name for model in models)}\n")
     try:
         _, address, _ = launch_page(
             page,
@@ -84,6 +65,7 @@ def _serve(options: argparse.Namespace) -> int:
         raise DataError(
             f"cannot serve on {options.host}, port {options.port}: {error}; give another --port"
         ) from error
-    console.print(f"{address}   (Ctrl-C ends it)", markup=False)
+    sys.stdout.write(f"{address}   (Ctrl-C ends it)\n")
+    sys.stdout.flush()
     page.block_thread()
     return 0

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from ..data.digits_images import load_digit_images
 from ..data.errors import DataError
+from ..data.names import read_config
 from ..data.small_images import resize_images
-from ..evaluation.model_loading import ImageModel, read_config
+from ..evaluation.model_loading import ImageModel
 from .zoo import ZooModel
 
 SAMPLES = 8

@@ -11,11 +11,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..data.errors import DataError
-from ..evaluation.commands import task_of
-from ..evaluation.model_loading import ImageModel, LanguageModel, load_image_model, load_language_model
+from ..data.names import parse_model_name, task_of
 from ..zoo import zoo_folder
+
+if TYPE_CHECKING:
+    from ..evaluation.model_loading import ImageModel, LanguageModel
 
 TEXT, IMAGES = "text", "images"
 _KEPT_MODELS = 4
@@ -65,8 +68,7 @@ def find_models(words: Sequence[str] = ()) -> list[ZooModel]:
 def _sources_of(word: str) -> list[str]:
     folder = Path(word)
     if not folder.is_dir():
-        if "/" not in word or folder.exists():
-            raise DataError(f"{word!r} is neither a folder nor a Hub id ORG/NAME; give one that exists")
+        parse_model_name(word)
         return [word]
     found = _folders_with_weights(folder)
     if not found:
@@ -125,27 +127,23 @@ class Zoo:
         return found
 
     def language_model(self, name: str) -> LanguageModel:
-        """Returns a language model, ready to be measured.
-
-        Raises:
-            DataError: it is not there, or cannot be loaded.
-        """
+        """Returns a language model, ready to be measured; raises DataError where it cannot be loaded."""
         return _load_language_model(self.model(name, TEXT).source)
 
     def image_model(self, name: str) -> ImageModel:
-        """Returns an image classifier, ready to be measured.
-
-        Raises:
-            DataError: it is not there, or cannot be loaded.
-        """
+        """Returns an image classifier, ready to be measured; raises DataError where it cannot be loaded."""
         return _load_image_model(self.model(name, IMAGES).source)
 
 
 @lru_cache(maxsize=_KEPT_MODELS)
 def _load_language_model(source: str) -> LanguageModel:
+    from ..evaluation.model_loading import load_language_model
+
     return load_language_model(source)
 
 
 @lru_cache(maxsize=_KEPT_MODELS)
 def _load_image_model(source: str) -> ImageModel:
+    from ..evaluation.model_loading import load_image_model
+
     return load_image_model(source)

@@ -18,8 +18,9 @@ from .authors import (
 from .authors_config import gpt2_from_authors, vit_from_authors
 from .authors_folder import AuthorsRun, find_folder, read_authors_folder
 from .errors import ConversionError
+from .sources import public_name
 from .state_check import load_exactly
-from .zoo_checkpoint import Converted, file_hashes, public_name, write_checkpoint
+from .zoo_checkpoint import Converted, file_hashes, write_checkpoint
 
 
 def convert_authors(

@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 
+from ..data.errors import DataError
 
-class ConversionError(ValueError):
+
+class ConversionError(DataError):
     """The source cannot be converted.
 
     Args:

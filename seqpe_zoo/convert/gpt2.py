@@ -1,13 +1,14 @@
 """GPT-2 as it was published, as our GPT-2 with `ape_learn`: the same names, the same numbers."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
+from ..data.names import first_line, parse_model_name
 from .authors import names_left_out
 from .errors import ConversionError
+from .sources import load_tokenizer, pretrained_arguments, public_name
 from .state_check import load_exactly
-from .zoo_checkpoint import Converted, public_name
+from .zoo_checkpoint import Converted
 
 
 def convert_gpt2(source: str, revision: str | None = None) -> Converted:
@@ -20,9 +21,11 @@ def convert_gpt2(source: str, revision: str | None = None) -> Converted:
     Raises:
         ConversionError: there is no such model, or it is no GPT-2 as ours.
     """
-    converted = build_from_gpt2(load_gpt2(source, revision))
+    kind, place = parse_model_name(source)
+    name = pretrained_arguments(kind, place) | ({} if revision is None else {"revision": revision})
+    converted = build_from_gpt2(load_gpt2(source, name))
     converted.record["source"] = public_name(source)
-    tokenizer = load_tokenizer(source, revision)
+    tokenizer = load_tokenizer(**name)
     if tokenizer is None:
         converted.record["tokenizer"] = "none found beside the source"
     else:
@@ -30,19 +33,8 @@ def convert_gpt2(source: str, revision: str | None = None) -> Converted:
     return converted
 
 
-def load_tokenizer(source: str, revision: str | None = None) -> Any:
-    """Loads the tokenizer beside a model; None where there is none."""
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(source, revision=revision)
-    except (OSError, ValueError):
-        return None
-    return tokenizer if tokenizer.vocab_size > 1 else None  # transformers makes up an empty one
-
-
-def load_gpt2(source: str, revision: str | None = None) -> Any:
-    """Loads transformers' own GPT-2.
+def load_gpt2(source: str, name: Mapping[str, Any]) -> Any:
+    """Loads transformers' own GPT-2; `name` are arguments of `from_pretrained`.
 
     Raises:
         ConversionError: there is none.
@@ -50,15 +42,16 @@ def load_gpt2(source: str, revision: str | None = None) -> Any:
     from transformers import AutoConfig, GPT2LMHeadModel
 
     try:
-        config = AutoConfig.from_pretrained(source, revision=revision)
+        config = AutoConfig.from_pretrained(**name)
         if config.model_type != "gpt2":
             raise ConversionError(f"{public_name(source)} is a {config.model_type}, not a GPT-2")
-        return GPT2LMHeadModel.from_pretrained(source, revision=revision, config=config)
+        return GPT2LMHeadModel.from_pretrained(**name, config=config)
+    except ConversionError:
+        raise
     except (OSError, ValueError) as error:
-        if isinstance(error, ConversionError):
-            raise
-        reason = str(error).strip().splitlines()[0]
-        raise ConversionError(f"{Path(source).name} is no GPT-2 that can be read: {reason}") from error
+        raise ConversionError(
+            f"{public_name(source)} is no GPT-2 that can be read: {first_line(error)}"
+        ) from error
 
 
 def gpt2_settings(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,7 +75,10 @@ def build_from_gpt2(theirs: Any) -> Converted:
     from ..portable.modeling_seqpe import SeqPEGPT2LMHeadModel
 
     settings = gpt2_settings(theirs.config.to_dict())
-    model = SeqPEGPT2LMHeadModel(SeqPEGPT2Config(**settings, position_encoding="ape_learn"))
+    try:
+        model = SeqPEGPT2LMHeadModel(SeqPEGPT2Config(**settings, position_encoding="ape_learn"))
+    except ValueError as error:
+        raise ConversionError(f"this GPT-2 cannot be ours: {error}") from error
     state = theirs.state_dict()
     left_out = names_left_out(state)
     renamed = {name.replace(".wpe.", ".position_encoding."): state[name] for name in state}

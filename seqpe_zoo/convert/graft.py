@@ -1,9 +1,10 @@
-"""Replaces the position encoding of a trained model by SeqPE, warm, so that a short fine-tune adapts it.
+"""Gives a trained model SeqPE, warm, so that a short fine-tune adapts it.
 
-GPT-2's `wpe` and the `pos_embed` of timm's ViT and DeiT are learned tables, added to the input. Integration
-"input" does the same with SeqPE's vectors, fitted to the table: the model stays what it was, as far as the
-fit goes. The others move positions into attention; see `warm_start.py`. The report says how far the logits
-moved before any fine-tuning.
+Where a model has a learned table of positions, added to its input (GPT-2, ViT, DeiT, DINOv2), SeqPE is fitted
+to it: with integration "input" the model stays what it was, as far as the fit goes; the others move positions
+into attention (`warm_start.py`). Any other model of transformers gets SeqPE as `set_position_encoding` gives
+it; with `keep_native` it starts as what it was. The report says how far the logits moved before any
+fine-tuning.
 """
 
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from ..portable.positions import grid_positions, range_positions
 from .errors import ConversionError
-from .gpt2 import gpt2_settings
+from .sources import PROBE_LENGTH, PROBE_ROWS, check_vit
 from .state_check import load_exactly
 from .warm_start import LayerWeights, fit_encoder, start_projection
 from .zoo_checkpoint import Converted
@@ -42,20 +43,28 @@ class GraftReport:
 
     integration: str
     positions: int
-    """Rows of the old table."""
+    """Rows of the old table; 0 where nothing was fitted."""
     fit_steps: int
-    fit_error: float
+    fit_error: float | None
     """What the fit left of the table: 0 is exact, 1 is no better than its mean."""
     inputs: str
     """What the logits were compared on."""
     change: LogitChange
+    keep_native: bool = False
 
     def lines(self) -> list[str]:
         """Returns the report in words."""
         change = self.change
+        fit = (
+            f"fitted to {self.positions} positions in {self.fit_steps} steps, relative error "
+            f"{self.fit_error:.3f}"
+            if self.fit_error is not None
+            else "beside the model's own positions"
+            if self.keep_native
+            else "in place of the model's own positions, untrained: fine-tune before use"
+        )
         return [
-            f"SeqPE ({self.integration}) fitted to {self.positions} positions in {self.fit_steps} steps, "
-            f"relative error {self.fit_error:.3f}",
+            f"SeqPE ({self.integration}) {fit}",
             f"logits before any fine-tuning, on {self.inputs}: moved by {change.mean:.3g} on average, "
             f"{change.largest:.3g} at most ({change.relative:.1%} of their deviation); "
             f"KL {change.divergence:.3g} nats; same top choice in {change.same_top:.1%}",
@@ -66,71 +75,66 @@ class GraftReport:
         return asdict(self)
 
 
-def graft_gpt2(
+def graft_transformers(
     theirs: Any,
-    integration: str = "input",
+    integration: str | None = None,
     options: dict[str, Any] | None = None,
+    keep_native: bool = False,
     fit_steps: int = 500,
     probe: Tensor | None = None,
-    probe_name: str = "random tokens",
+    probe_name: str = "random inputs",
     seed: int = 0,
 ) -> tuple[Converted, GraftReport]:
-    """Grafts SeqPE onto a GPT-2.
+    """Gives a model of transformers SeqPE, in place, fitted to its table of positions if it has one.
 
     Args:
-        theirs: transformers' `GPT2LMHeadModel`, or ours with "ape_learn".
-        integration: "input", "mul", "sum" or "bias".
+        theirs: a language model or image classifier; or our GPT-2 with "ape_learn".
+        integration: "input", "mul", "sum" or "bias"; by default "input" for a table, else "bias".
         options: other options of SeqPE.
+        keep_native: keep the model's own positions, and start as a change of nothing.
         fit_steps: of the fit of the encoder to the table.
-        probe: tokens (B, L) on which logits are compared, by default 4 rows of random ones.
+        probe: tokens (B, L) or images on which logits are compared, by default 4 random ones.
         probe_name: what the report calls them.
         seed: of everything random.
 
     Raises:
-        ConversionError: the model has no learned table, or options do not suit it.
+        ConversionError: the model cannot have SeqPE, or options do not suit it.
     """
-    from ..portable.configuration_seqpe import SeqPEGPT2Config
-    from ..portable.modeling_seqpe import SeqPEGPT2LMHeadModel
+    from ..hosts import set_position_encoding
 
-    old = getattr(theirs.transformer, "position_encoding", theirs.transformer.wpe)
-    table = getattr(old, "weight", None)
-    if table is None:
-        raise ConversionError("the model has no learned table of positions (transformer.wpe.weight)")
-    rows = table.shape[0]
-    try:
-        config = SeqPEGPT2Config(
-            **gpt2_settings(theirs.config.to_dict()),
-            train_length=rows,
-            position_encoding="seqpe",
-            position_encoding_args=_options(integration, options),
-        )
-    except (ValueError, TypeError) as error:
-        raise ConversionError(f"SeqPE cannot be grafted so: {error}") from error
-    with torch.random.fork_rng(devices=[]):
+    theirs = (plain_gpt2(theirs) if hasattr(theirs, "position_host") else theirs).eval()
+    table = None if keep_native else learned_table(theirs)
+    integration = integration or ("bias" if table is None else "input")
+    chosen = (
+        _options(integration, options)
+        if table is not None
+        else {"integration": integration, **(options or {})}
+    )
+    rows = getattr(theirs.config, "max_position_embeddings", None)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
-        model = SeqPEGPT2LMHeadModel(config)
-        probe = torch.randint(config.vocab_size, (4, rows)) if probe is None else probe[:, :rows]
-    positional = (".wpe.", ".position_encoding.")
-    own = {name: value for name, value in model.state_dict().items() if positional[1] in name}
-    state = theirs.state_dict()
-    kept = {name: state[name] for name in state if not any(part in name for part in positional)}
-    load_exactly(model, kept | own, "the GPT-2")
-    encoding = model.transformer.position_encoding
-    error = fit_encoder(encoding.encoder, range_positions(rows), table, fit_steps, seed=seed)
-    theirs.eval()
-    if len(encoding.projection) > 0:
-        width = config.n_embd
-        deviations = _deviations([block.ln_1 for block in theirs.transformer.h], lambda: theirs(probe))
-        weights = [block.attn.c_attn.weight.detach().T for block in theirs.transformer.h]
-        layers = [
-            LayerWeights(weight[:width], weight[width : 2 * width], block.ln_1.weight.detach(), sigma)
-            for weight, block, sigma in zip(weights, theirs.transformer.h, deviations, strict=True)
-        ]
-        start_projection(encoding, layers, seed)
+        probe = _random_probe(theirs.config) if probe is None else probe
+        old = theirs(probe).logits
+        needs_layers = table is not None and integration != "input" and chosen.get("projection") != "none"
+        layers = _transformers_layers(theirs, probe) if needs_layers else []
+        try:
+            length = {} if rows is None else {"train_length": rows}
+            model = set_position_encoding(theirs, "seqpe", keep_native=keep_native, **length, **chosen)
+        except (ValueError, TypeError) as error:
+            raise ConversionError(f"SeqPE cannot be grafted so: {error}") from error
+    # Saved under the names of its modules: older ones, that it was loaded from, belong to its old model type.
+    model._weight_conversions = None
+    encoding = model.position_host.position_encoding
+    error = None
+    if table is not None:
+        error = _fit(encoding, table, fit_steps, seed)
+        if layers:
+            start_projection(encoding, layers, seed)
     with torch.no_grad():
-        change = logit_change(theirs(probe).logits, model.eval()(probe).logits)
-    report = GraftReport(integration, rows, fit_steps, error, probe_name, change)
-    record = {"format": "graft on GPT-2", "graft": report.as_dict()}
+        change = logit_change(old, model(probe).logits)
+    count = 0 if table is None else len(table)
+    report = GraftReport(integration, count, fit_steps, error, probe_name, change, keep_native)
+    record = {"format": f"graft on {model.config.native_model_type}", "graft": report.as_dict()}
     return Converted(model, "transformers", record=record), report
 
 
@@ -145,7 +149,7 @@ def graft_vit(
     probe_name: str = "random images",
     seed: int = 0,
 ) -> tuple[Converted, GraftReport]:
-    """Grafts SeqPE onto a ViT or DeiT of timm.
+    """Gives a ViT or DeiT of timm SeqPE, fitted to its table of positions.
 
     Args:
         theirs: a timm `VisionTransformer` with its learned table `pos_embed`.
@@ -165,10 +169,7 @@ def graft_vit(
 
     from .. import timm_models  # noqa: F401 (the pos_embed= hook)
 
-    table = getattr(theirs, "pos_embed", None)
-    if not isinstance(table, nn.Parameter):
-        raise ConversionError(f"{architecture} has no learned table of positions (pos_embed)")
-    grid = theirs.patch_embed.grid_size
+    check_vit(theirs, architecture)
     given = {**(model_args or {}), "num_classes": theirs.num_classes, "dynamic_img_size": True}
     given |= {"pos_embed": "seqpe", "pos_embed_args": _options(integration, options)}
     with torch.random.fork_rng(devices=[]):
@@ -180,38 +181,90 @@ def graft_vit(
         if not hasattr(model, "position_encoding"):
             raise ConversionError(f"{architecture} is no ViT or DeiT of timm that takes pos_embed='seqpe'")
         if probe is None:
-            channels = theirs.patch_embed.proj.in_channels
-            probe = torch.randn(4, channels, *theirs.patch_embed.img_size)
+            probe = torch.randn(PROBE_ROWS, theirs.patch_embed.proj.in_channels, *theirs.patch_embed.img_size)
     encoding = model.position_encoding
     own = {f"position_encoding.{name}": value for name, value in encoding.state_dict().items()}
     kept = {name: value for name, value in theirs.state_dict().items() if name != "pos_embed"}
     load_exactly(model, kept | own, architecture)
-    prefix = table.shape[1] - grid[0] * grid[1]  # 0 where class tokens have no row
-    if encoding.prefix is not None:
-        with torch.no_grad():
-            encoding.prefix.zero_()
-            encoding.prefix[:prefix] = table[0, :prefix]
-    error = fit_encoder(encoding.encoder, grid_positions(grid), table[0, prefix:], fit_steps, seed=seed)
+    error = _fit(encoding, theirs.pos_embed[0].detach(), fit_steps, seed)
     theirs.eval()
     if len(encoding.projection) > 0:
-        start_projection(encoding, _vit_layers(theirs, probe), seed)
+        width = theirs.embed_dim
+        weights = [block.attn.qkv.weight for block in theirs.blocks]
+        norms = [block.norm1 for block in theirs.blocks]
+        layers = _layers([(w[:width], w[width : 2 * width]) for w in weights], norms, lambda: theirs(probe))
+        start_projection(encoding, layers, seed)
     with torch.no_grad():
         change = logit_change(theirs(probe), model.eval()(probe))
-    report = GraftReport(integration, grid[0] * grid[1], fit_steps, error, probe_name, change)
+    rows = theirs.patch_embed.grid_size
+    report = GraftReport(integration, rows[0] * rows[1], fit_steps, error, probe_name, change)
     record = {"format": f"graft on {architecture}", "graft": report.as_dict()}
     return Converted(model, "timm", given, record), report
 
 
-def _vit_layers(theirs: Any, probe: Tensor) -> list[LayerWeights]:
-    width = theirs.embed_dim
-    deviations = _deviations([block.norm1 for block in theirs.blocks], lambda: theirs(probe))
-    layers = []
-    for block, sigma in zip(theirs.blocks, deviations, strict=True):
-        weight = block.attn.qkv.weight.detach()
-        layers.append(
-            LayerWeights(weight[:width], weight[width : 2 * width], block.norm1.weight.detach(), sigma)
+def learned_table(model: Any) -> Tensor | None:
+    """Returns the table of positions (N, C) that a model of transformers adds to its input; None without one.
+
+    Of images it has the rows of class tokens first.
+    """
+    base = model.base_model
+    table = getattr(getattr(base, "wpe", None), "weight", None)
+    if table is None:
+        table = getattr(getattr(base, "embeddings", None), "position_embeddings", None)
+    if table is None and isinstance(
+        embed := getattr(getattr(base, "decoder", None), "embed_positions", None), nn.Embedding
+    ):
+        table = embed.weight[getattr(embed, "offset", 0) :]
+    if not isinstance(table, Tensor):
+        return None
+    return table.detach().reshape(-1, table.shape[-1]).clone()
+
+
+def plain_gpt2(ours: Any) -> Any:
+    """Returns transformers' GPT-2 with the weights of ours, whose positions are a learned table.
+
+    Raises:
+        ConversionError: it has other positions.
+    """
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    from .gpt2 import gpt2_settings
+
+    config = ours.config
+    if config.native_model_type != "gpt2" or config.position_encoding != "ape_learn":
+        raise ConversionError(
+            "the model has no learned table of positions: its position encoding is "
+            f"{config.position_encoding!r}"
         )
-    return layers
+    table = ours.position_host.position_encoding.weight
+    settings = {**gpt2_settings(config.to_dict()), "n_positions": len(table)}
+    model = GPT2LMHeadModel(GPT2Config(**settings))
+    state = {name: t for name, t in ours.state_dict().items() if ".position_encoding." not in name}
+    load_exactly(model, {**state, "transformer.wpe.weight": table.detach()}, "the GPT-2")
+    return model
+
+
+def _fit(encoding: Any, table: Tensor, steps: int, seed: int) -> float:
+    """Fits the encoder to a table whose first rows may be those of class tokens."""
+    shape = encoding.train_shape
+    positions = grid_positions(shape) if len(shape) == 2 else range_positions(len(table))
+    prefix = len(table) - len(positions)  # 0 where class tokens have no row
+    if encoding.prefix is not None:
+        with torch.no_grad():
+            encoding.prefix.zero_()
+            encoding.prefix[:prefix] = table[:prefix]
+    return fit_encoder(encoding.encoder, positions, table[prefix:], steps, seed=seed)
+
+
+def check_options(integration: str | None, options: dict[str, Any]) -> None:
+    """Raises ConversionError for options that SeqPE does not have."""
+    from ..portable.position_encoding import parse_options
+    from ..portable.seqpe import SeqPEOptions
+
+    try:
+        parse_options("seqpe", SeqPEOptions, {"integration": integration or "bias", **options})
+    except (ValueError, TypeError) as error:
+        raise ConversionError(f"SeqPE cannot be grafted so: {error}") from error
 
 
 def _options(integration: str, options: dict[str, Any] | None) -> dict[str, Any]:
@@ -225,9 +278,39 @@ def _options(integration: str, options: dict[str, Any] | None) -> dict[str, Any]
     return chosen
 
 
+def _random_probe(config: Any) -> Tensor:
+    if getattr(config, "vocab_size", None) is None:
+        height, width = (config.image_size,) * 2 if isinstance(config.image_size, int) else config.image_size
+        return torch.randn(PROBE_ROWS, config.num_channels, height, width)
+    return torch.randint(config.vocab_size, (PROBE_ROWS, min(config.max_position_embeddings, PROBE_LENGTH)))
+
+
+def _transformers_layers(model: Any, probe: Tensor) -> list[LayerWeights]:
+    from ..portable.transformers_host import attention_layers, first_block
+
+    base = model.base_model
+    attention = attention_layers(base)
+    blocks = next(
+        part
+        for part in base.modules()
+        if isinstance(part, nn.ModuleList) and first_block(base, attention[0]) in part
+    )
+    pairs, norms = [], []
+    for layer, block in zip(attention, blocks, strict=True):
+        if hasattr(layer, "c_attn"):  # GPT-2 has one matrix, [in, out]
+            query, key, _ = layer.c_attn.weight.T.chunk(3)
+        else:
+            query, key = layer.q_proj.weight, layer.k_proj.weight
+        pairs.append((query, key))
+        norms.append(next(part for part in block.modules() if "Norm" in type(part).__name__))
+    return _layers(pairs, norms, lambda: model(probe))
+
+
 @torch.no_grad()
-def _deviations(norms: list[nn.Module], run: Callable[[], object]) -> list[float]:
-    """Mean deviation of what each layer norm sees while `run` runs."""
+def _layers(
+    pairs: list[tuple[Tensor, Tensor]], norms: list[Any], run: Callable[[], object]
+) -> list[LayerWeights]:
+    """Weights of each layer, and the mean deviation of what its norm sees while `run` runs."""
     seen: list[float] = []
     hooks = [
         norm.register_forward_pre_hook(
@@ -240,7 +323,10 @@ def _deviations(norms: list[nn.Module], run: Callable[[], object]) -> list[float
     finally:
         for hook in hooks:
             hook.remove()
-    return seen
+    return [
+        LayerWeights(query.detach(), key.detach(), norm.weight.detach(), sigma)
+        for (query, key), norm, sigma in zip(pairs, norms, seen, strict=True)
+    ]
 
 
 def logit_change(old: Tensor, new: Tensor) -> LogitChange:

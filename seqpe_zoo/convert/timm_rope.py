@@ -19,8 +19,9 @@ from torch import Tensor
 from .authors_config import SIZES
 from .errors import ConversionError
 from .safe_pickle import load_safely
+from .sources import public_name
 from .state_check import load_exactly
-from .zoo_checkpoint import Converted, file_hashes, public_name
+from .zoo_checkpoint import Converted, file_hashes
 
 HEAD_WIDTH = 64
 """Width of a head in all of naver-ai's models; their files do not tell it."""

@@ -124,8 +124,3 @@ def _sha256(path: Path) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
-
-
-def public_name(source: str) -> str:
-    """Returns the source without the path of this machine, which is nobody's business."""
-    return Path(source).name if Path(source).exists() else source

@@ -15,7 +15,7 @@ import torch
 from ..data.errors import DataError
 from ..data.squad_documents import GENERATED_TOKENS, DocumentQuestion, encode_row
 from .model_loading import LanguageModel
-from .perplexity import check_lengths, token_losses
+from .perplexity import check_lengths, has_plain_head, token_losses
 
 
 @dataclass(frozen=True)
@@ -59,12 +59,12 @@ def evaluate_answers(
     if tokenizer is None:
         raise DataError(f"{language_model.name} has no tokenizer; questions cannot be read")
     check_lengths(model, [length])
-    device = next(model.parameters()).device
+    device, is_plain = next(model.parameters()).device, has_plain_head(model)
     total = targets = exact = contained = 0.0
     for row in rows:
         prompt, answer = (part.to(device) for part in encode_row(row, tokenizer))
         ids = torch.cat([prompt, answer])
-        losses = token_losses(model, ids[None, :-1], ids[None, 1:])[0, len(prompt) - 1 :]
+        losses = token_losses(model, ids[None, :-1], ids[None, 1:], is_plain)[0, len(prompt) - 1 :]
         total += float(losses.double().sum())
         targets += len(answer)
         if generate:

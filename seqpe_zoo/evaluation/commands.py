@@ -1,15 +1,19 @@
 """Command line of this room: `evaluate`, `diagnose` and `plot`.
 
-Definitions import nothing heavy; handlers import what they need and return an exit code.
+Definitions import nothing heavy; handlers check names first, then import what they need. They return an exit
+code, or raise a `DataError` that the command line prints.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+import sys
 from pathlib import Path
 from typing import Any
+
+from ..data.errors import DataError
+from ..data.names import IMAGES, check_data_name, check_head, parse_model_name, task_of
 
 DEFAULT_QUESTION_LENGTHS = [1024, 2048, 4096, 8192]
 
@@ -26,10 +30,12 @@ def _add_evaluate(subparsers: Any) -> None:
         "evaluate",
         help="measure models at many lengths or resolutions",
         description="Measures any model that transformers or timm can load: perplexity by length, accuracy "
-        "by resolution, or question answering. Writes results.json, a Markdown table with the paper's "
-        "numbers beside ours, and a plot.",
+        "by resolution, or question answering. Writes results.json, a Markdown table, with the paper's "
+        "numbers where it measured the same, and a plot.",
     )
-    parser.add_argument("models", nargs="+", metavar="[LABEL=]MODEL", help="folder, Hub id or timm name")
+    parser.add_argument(
+        "models", nargs="+", metavar="[LABEL=]MODEL", help="folder, Hub id, file of weights, or timm name"
+    )
     parser.add_argument(
         "--task", choices=("text", "images", "questions"), help="by default what the model is for"
     )
@@ -37,7 +43,7 @@ def _add_evaluate(subparsers: Any) -> None:
     parser.add_argument("--data-root", type=Path, help="cache or shards of hfds/NAME, wds/NAME and the like")
     parser.add_argument("--split", help="default: test; validation for image folders and named readers")
     parser.add_argument(
-        "--lengths", type=int, nargs="+", help="tokens (default: 1 to 32 times the training length)"
+        "--lengths", type=int, nargs="+", help="tokens (1 to 32 times the first model's training length)"
     )
     parser.add_argument("--resolutions", type=int, nargs="+", help="pixels (default: 1 to 3 times)")
     parser.add_argument("--output", type=Path, default=Path("evaluation"), help="folder of the report")
@@ -52,7 +58,7 @@ def _add_evaluate(subparsers: Any) -> None:
     parser.add_argument("--seed", type=int, default=42, help="of the drawn questions")
     parser.add_argument("--no-plot", action="store_true")
     _add_model_options(parser)
-    parser.set_defaults(handler=_reporting(_evaluate))
+    parser.set_defaults(handler=_evaluate, default_lengths=None, default_resolutions=None)
 
 
 def _add_diagnose(subparsers: Any) -> None:
@@ -62,7 +68,7 @@ def _add_diagnose(subparsers: Any) -> None:
         description="Scores the vectors that a checkpoint gives to positions: digit artefacts, rank "
         "correlation of similarity with nearness, collapse of shifted copies, coverage; and draws heatmaps.",
     )
-    parser.add_argument("model", help="folder, Hub id or timm name")
+    parser.add_argument("model", help="folder, Hub id, file of weights, or timm name")
     parser.add_argument("--positions", type=int, default=2048, help="text: look at positions 0..N-1 (2048)")
     parser.add_argument(
         "--side", type=int, help="images: side of the grid (default: twice the training grid)"
@@ -70,7 +76,7 @@ def _add_diagnose(subparsers: Any) -> None:
     parser.add_argument("--output", type=Path, default=Path("diagnosis"))
     parser.add_argument("--no-plot", action="store_true")
     _add_model_options(parser)
-    parser.set_defaults(handler=_reporting(_diagnose))
+    parser.set_defaults(handler=_diagnose)
 
 
 def _add_plot(subparsers: Any) -> None:
@@ -78,7 +84,7 @@ def _add_plot(subparsers: Any) -> None:
     parser.add_argument("results", nargs="+", type=Path, help="results.json, or folders that hold one")
     parser.add_argument("--metric", help="default: the first metric of the first file")
     parser.add_argument("--output", type=Path, default=Path("extrapolation.png"), help=".png, .svg or .pdf")
-    parser.set_defaults(handler=_reporting(_plot))
+    parser.set_defaults(handler=_plot)
 
 
 def _add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -87,22 +93,8 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trust-remote-code", action="store_true", help="run code that comes with the weights"
     )
+    parser.add_argument("--architecture", help="timm's name of the model in a file of weights")
     parser.add_argument("--library", choices=("timm", "transformers"), help="images: which library loads it")
-
-
-def _reporting(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
-    """Turns errors about the user's input into a sentence and exit code 2."""
-
-    def handler(arguments: argparse.Namespace) -> int:
-        from ..data.errors import DataError
-
-        try:
-            return run(arguments)
-        except DataError as error:
-            _remark(f"error: {error}")
-            return 2
-
-    return handler
 
 
 def split_label(word: str) -> tuple[str | None, str]:
@@ -113,26 +105,39 @@ def split_label(word: str) -> tuple[str | None, str]:
     return label, name
 
 
-def task_of(name: str) -> str:
-    """Returns what a model is for, by its configuration: "text" or "images"."""
-    from .model_loading import read_config
-
-    config = read_config(name)
-    words = " ".join(str(word) for word in config.get("architectures", []) or [])
-    return "text" if "CausalLM" in words or "LMHead" in words else "images"
-
-
 def _evaluate(arguments: argparse.Namespace) -> int:
+    models = [split_label(word) for word in arguments.models]
+    for _, name in models:
+        parse_model_name(name)  # all of them, before the network is asked for any
+    for _, name in models:
+        check_head(name)
+    tasks = [arguments.task or task_of(name) for _, name in models]
+    _check_data(set(tasks), arguments)
+
     from .report import Report, typed_command
 
     report = Report(typed_command(), arguments.seed)
-    for word in arguments.models:
-        label, name = split_label(word)
-        task = arguments.task or task_of(name)
+    for task, (label, name) in zip(tasks, models, strict=True):
         measured = _measure(task, name, label, arguments)
         report.measurements += _with_own_label(measured, report.measurements, name)
     write_report(report, arguments.output, plot=not arguments.no_plot)
     return 0
+
+
+def _check_data(tasks: set[str], arguments: argparse.Namespace) -> None:
+    """Finds missing data, and says which data is used where none is named."""
+    for task in sorted(tasks):
+        if arguments.data is not None:
+            check_data_name(task, arguments.data)
+        elif task == "questions":
+            raise DataError(
+                "questions need --data: a SQuAD-format .json, or a folder with validation.LENGTH.jsonl"
+            )
+        else:
+            what = "handwritten digits" if task == "images" else "source text of Python's standard library"
+            _remark(
+                f"no --data is given: measuring on the embedded {what}, which may be foreign to the model"
+            )
 
 
 def _with_own_label(measured: list[Any], before: list[Any], name: str) -> list[Any]:
@@ -146,29 +151,27 @@ def _with_own_label(measured: list[Any], before: list[Any], name: str) -> list[A
 
 
 def _measure(task: str, name: str, label: str | None, arguments: argparse.Namespace) -> list[Any]:
-    from ..data.errors import DataError
-    from ..data.image_sources import DIGITS, open_small_images
-    from .defaults import default_lengths, default_resolutions
+    from .accuracy import check_resolutions
+    from .defaults import accepts, default_lengths, default_resolutions
     from .measure import measure_images, measure_questions, measure_text
     from .model_loading import load_image_model, load_language_model
+    from .perplexity import check_lengths
 
-    options = {
-        "device": arguments.device,
-        "dtype": arguments.dtype,
-        "trust_remote_code": arguments.trust_remote_code,
-    }
+    options = _model_options(arguments)
     if task == "images":
-        image_model = load_image_model(name, library=arguments.library, **options)
-        source = arguments.data or DIGITS
-        if arguments.data is None:
-            _say_embedded("handwritten digits")
-        has_test = open_small_images(source) is not None
+        model: Any = load_image_model(name, library=arguments.library, **options)
+        # Later models are measured where the first one was, so that they compare.
+        wanted = arguments.default_resolutions or default_resolutions(model)
+        arguments.default_resolutions = wanted
+        sizes = arguments.resolutions or [size for size in wanted if accepts(check_resolutions, model, size)]
+        source = arguments.data or "digits"
+        has_test = source.partition(":")[0] in IMAGES
         return measure_images(
-            image_model,
-            label or image_model.label,
+            model,
+            label or model.label,
             source,
             arguments.split or ("test" if has_test else "validation"),
-            arguments.resolutions or default_resolutions(image_model),
+            sizes,
             arguments.batch_size,
             arguments.workers,
             arguments.max_images,
@@ -177,16 +180,11 @@ def _measure(task: str, name: str, label: str | None, arguments: argparse.Namesp
     model = load_language_model(name, **options)
     label = label or model.label
     if task == "text":
-        lengths = arguments.lengths or default_lengths(model.model)
-        if arguments.data is None:
-            _say_embedded("source text of Python's standard library")
-        return measure_text(
-            model, label, arguments.data or "stdlib", arguments.split or "test", lengths, arguments.max_tokens
-        )
-    if arguments.data is None:
-        raise DataError(
-            "questions need --data: a SQuAD-format .json, or a folder with validation.LENGTH.jsonl"
-        )
+        wanted = arguments.default_lengths or default_lengths(model.model)
+        arguments.default_lengths = wanted
+        lengths = arguments.lengths or [n for n in wanted if accepts(check_lengths, model.model, n)]
+        split = arguments.split or "test"
+        return measure_text(model, label, arguments.data or "stdlib", split, lengths, arguments.max_tokens)
     lengths = arguments.lengths or DEFAULT_QUESTION_LENGTHS
     generate = not arguments.no_generation
     return measure_questions(
@@ -194,16 +192,13 @@ def _measure(task: str, name: str, label: str | None, arguments: argparse.Namesp
     )
 
 
-def _say_embedded(what: str) -> None:
-    _remark(
-        f"no --data is given: measuring on the embedded {what}, which the model may not have been made for"
-    )
+def _model_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    names = ("device", "dtype", "trust_remote_code", "architecture")
+    return {name: getattr(arguments, name) for name in names}
 
 
 def _remark(sentence: str) -> None:
-    from rich.console import Console
-
-    Console(stderr=True, highlight=False, soft_wrap=True).print(sentence, markup=False)
+    sys.stderr.write(f"{sentence}\n")
 
 
 def write_report(report: Any, folder: Path, plot: bool) -> None:
@@ -255,14 +250,15 @@ def print_table(console: Any, title: str, header: list[str], rows: list[list[str
 
 
 def _diagnose(arguments: argparse.Namespace) -> int:
+    task = task_of(arguments.model)
+
     from rich.console import Console
 
-    from ..data.errors import DataError
     from .model_loading import load_image_model, load_language_model
     from .position_space import BEST_SCORES, diagnose_grid, diagnose_line, encoding_with_vectors
 
-    options = {"device": arguments.device, "trust_remote_code": arguments.trust_remote_code}
-    if task_of(arguments.model) == "text":
+    options = _model_options(arguments)
+    if task == "text":
         model = load_language_model(arguments.model, **options).model
     else:
         model = load_image_model(arguments.model, library=arguments.library, **options).model
@@ -306,32 +302,36 @@ def _draw_heatmaps(encoding: Any, size: int, is_line: bool, folder: Path) -> Non
 
 
 def _plot(arguments: argparse.Namespace) -> int:
-    from rich.console import Console
+    contents = [_read_results(given) for given in arguments.results]
 
-    from ..data.errors import DataError
     from .plots import plot_extrapolation, save_figure
 
     curves: dict[str, dict[int, float]] = {}
-    metric, axis = arguments.metric, "length"
-    for given in arguments.results:
-        path = given / "results.json" if given.is_dir() else given
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            tables, entries = content["by_model"], content["results"]
-        except OSError as error:
-            raise DataError(f"{path} cannot be read: {error.strerror}") from error
-        except (ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{path} is not a results.json of seqpe-zoo") from error
-        metric = metric or entries[0]["metric"]
-        axis = next(
-            (name for entry in entries if entry["metric"] == metric for name in entry["setting"]), axis
-        )
-        for model, values in tables.items():
+    entries = [entry for _, content in contents for entry in content["results"]]
+    metric = arguments.metric or entries[0]["metric"]
+    settings = [name for entry in entries if entry["metric"] == metric for name in entry["setting"]]
+    for folder, content in contents:
+        for model, values in content["by_model"].items():
             if metric in values:
-                name = model if model not in curves else f"{model} ({path.parent.name})"
+                name = model if model not in curves else f"{model} ({folder})"
                 curves[name] = {int(s): v for s, v in values[metric].items() if v is not None}
     if not curves:
-        raise DataError(f"no file has the metric {metric!r}")
-    save_figure(plot_extrapolation(curves, metric, axis), arguments.output)
-    Console(highlight=False).print(f"wrote {arguments.output}")
+        known = sorted({entry["metric"] for entry in entries})
+        raise DataError(f"no file has the metric {metric!r}; they have {', '.join(known)}")
+    save_figure(plot_extrapolation(curves, metric, settings[0]), arguments.output)
+    sys.stdout.write(f"wrote {arguments.output}\n")
     return 0
+
+
+def _read_results(given: Path) -> tuple[str, dict[str, Any]]:
+    """Reads a `results.json`, or that of a folder; returns the name of its folder, too."""
+    path = given / "results.json" if given.is_dir() else given
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if not content["by_model"] or not content["results"]:
+            raise KeyError("results")
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path} is not a results.json of seqpe-zoo") from error
+    return path.parent.name, content

@@ -1,13 +1,11 @@
 """Models to be measured: anything that transformers or timm can load, ours or not, by one name.
 
-A name is a folder, a Hub id, `hf-hub:ORG/NAME`, `local-dir:FOLDER` or a model name of timm. What kind it is,
-is read from its configuration, never guessed from the name of a class.
+What names mean is in `data/names.py`.
 """
 
 from __future__ import annotations
 
 import inspect
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..convert.sources import load_tokenizer, pretrained_arguments
+from ..convert.weights_file import load_weights_file
 from ..data.errors import DataError
+from ..data.names import first_line, parse_model_name, read_config
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -32,12 +33,13 @@ class LanguageModel:
 
     @property
     def label(self) -> str:
-        """What tables call it: the name of its encoding, or of its family."""
-        encoding = find_position_encoding(self.model)
+        """What tables call it: its encoding, or its family where it has its own positions, too."""
+        encoding, config = find_position_encoding(self.model), self.model.config
         if encoding is None:
-            return str(getattr(self.model.config, "model_type", self.name))
+            return str(getattr(config, "model_type", self.name))
         base = getattr(encoding.options, "base", None) if encoding.name == "rope" else None
-        return str(encoding.name) if base is None else f"rope:1e{round(math.log10(base))}"
+        name = encoding.name if base is None else f"rope:1e{round(math.log10(base))}"
+        return f"{config.native_model_type} + {name}" if getattr(config, "keep_native", False) else str(name)
 
 
 @dataclass
@@ -67,67 +69,42 @@ def find_position_encoding(model: nn.Module) -> Any | None:
     return None
 
 
-def read_config(name: str) -> dict[str, Any]:
-    """Returns config.json of a folder or of a Hub repository; empty for a plain name of timm.
-
-    Raises:
-        DataError: the folder has no configuration, or the configuration is not JSON.
-    """
-    folder = Path(name.removeprefix("local-dir:"))
-    if folder.is_dir():
-        path = folder / "config.json"
-        if not path.is_file():
-            raise DataError(
-                f"{folder} has no config.json: give the folder that a run or save_pretrained wrote"
-            )
-    elif "/" not in name:
-        return {}
-    else:
-        from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-        try:
-            path = Path(hf_hub_download(name.removeprefix("hf-hub:"), "config.json"))
-        except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-            reason = str(error).splitlines()[0]
-            raise DataError(
-                f"{name!r} is neither a folder nor a model of the Hub that can be read: {reason}"
-            ) from error
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise DataError(f"config.json of {name} is not JSON: {error}") from error
-    return content if isinstance(content, dict) else {}
-
-
-def is_timm_config(config: dict[str, Any]) -> bool:
-    """Tells a configuration of timm (it names an architecture) from one of transformers alone."""
-    return "architecture" in config and "model_type" not in config
-
-
 def load_language_model(
-    name: str, device: str = "cpu", dtype: str = "float32", trust_remote_code: bool = False
+    name: str,
+    device: str = "cpu",
+    dtype: str = "float32",
+    trust_remote_code: bool = False,
+    architecture: str | None = None,
 ) -> LanguageModel:
     """Loads a causal language model for evaluation.
+
+    Args:
+        name: folder or Hub id of transformers, or a file of GPT-2's weights.
+        device: where it runs.
+        dtype: of its weights.
+        trust_remote_code: let transformers run code that comes with the weights.
+        architecture: unused; see `load_image_model`.
 
     Raises:
         DataError: it cannot be found, or is no language model.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
-    if not read_config(name):
-        raise DataError(f"{name!r} is neither a folder nor a Hub id ORG/NAME of a language model")
+    kind, place = parse_model_name(name)
+    if kind == "file":
+        model = load_weights_file(Path(place)).model
+        if getattr(model.config, "vocab_size", None) is None:
+            raise DataError(f"{name} holds an image model, not a language model")
+        return LanguageModel(name, _moved(model.to(dtype=getattr(torch, dtype)), device), None)
+    if kind == "timm" or "model_type" not in read_config(name):
+        raise DataError(f"{name!r} is a model of timm, not a language model")
+    source = {"trust_remote_code": trust_remote_code, **pretrained_arguments(kind, place)}
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            name, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code
-        )
-    except (OSError, ValueError, KeyError) as error:
-        raise DataError(f"transformers cannot load {name!r} as a language model: {_reason(error)}") from error
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError, TypeError):
-        tokenizer = None  # said by whoever needs one; embedded byte text does not
-    return LanguageModel(name, _moved(model, device), tokenizer)
+        model = AutoModelForCausalLM.from_pretrained(dtype=getattr(torch, dtype), **source)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        reason = first_line(error)
+        raise DataError(f"transformers cannot load {name!r} as a language model: {reason}") from error
+    return LanguageModel(name, _moved(model, device), load_tokenizer(**source))
 
 
 def load_image_model(
@@ -136,43 +113,46 @@ def load_image_model(
     dtype: str = "float32",
     trust_remote_code: bool = False,
     library: str | None = None,
+    architecture: str | None = None,
 ) -> ImageModel:
     """Loads an image classifier that takes pictures of any size its patches divide.
 
     Args:
-        name: folder, Hub id or name of timm.
+        name: folder, file of weights, Hub id or name of timm.
         device: where it runs.
         dtype: of its weights.
         trust_remote_code: let transformers run code that comes with the weights.
         library: "timm" or "transformers"; by default what the configuration says, and timm where both can.
+        architecture: timm's name of the model in a file of weights that is no plain ViT.
 
     Raises:
         DataError: neither library can load it.
     """
+    kind, place = parse_model_name(name)
     config = read_config(name)
-    if library is None:
-        library = "timm" if not config or "architecture" in config else "transformers"
-    if library == "timm":
-        loaded = _load_timm(name, bool(config))
+    if kind == "file":
+        loaded = image_model_of(load_weights_file(Path(place), architecture).model, name)
+    elif library == "timm" or (library is None and ("architecture" in config or kind == "timm")):
+        loaded = _load_timm(name, kind, place)
     else:
-        loaded = _load_transformers(name, trust_remote_code)
+        loaded = _load_transformers(
+            name, {"trust_remote_code": trust_remote_code, **pretrained_arguments(kind, place)}
+        )
     _moved(loaded.model.to(dtype=getattr(torch, dtype)), device)
     return loaded
 
 
-def _load_timm(name: str, has_config: bool) -> ImageModel:
+def _load_timm(name: str, kind: str, place: str) -> ImageModel:
     import timm
 
-    full = name
-    if has_config and ":" not in name:
-        full = f"local-dir:{name}" if Path(name).is_dir() else f"hf-hub:{name}"
+    full = {"folder": f"local-dir:{place}", "hub": f"hf-hub:{place}"}.get(kind, place)
     try:
         try:
             model = timm.create_model(full, pretrained=True, dynamic_img_size=True)
         except TypeError:  # architectures without a grid of patches take any size as they are
             model = timm.create_model(full, pretrained=True)
     except (RuntimeError, ValueError, OSError, KeyError) as error:
-        raise DataError(f"timm cannot load {name!r}: {_reason(error)}") from error
+        raise DataError(f"timm cannot load {name!r}: {first_line(error)}") from error
     return image_model_of(model, name)
 
 
@@ -181,36 +161,38 @@ def image_model_of(model: nn.Module, name: str) -> ImageModel:
     cfg = getattr(model, "pretrained_cfg", {}) or {}
     patch = getattr(getattr(model, "patch_embed", None), "patch_size", None)
     mean, std = cfg.get("mean", IMAGENET_MEAN), cfg.get("std", IMAGENET_STD)
-    patch_size = None if patch is None else int(patch[0] if isinstance(patch, (tuple, list)) else patch)
     first = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
     channels = first.in_channels if first is not None else int(cfg.get("input_size", (3,))[0])
-    return ImageModel(name, model, model, tuple(mean), tuple(std), patch_size, channels)
+    return ImageModel(name, model, model, tuple(mean), tuple(std), _side(patch), channels)
 
 
-def _load_transformers(name: str, trust_remote_code: bool) -> ImageModel:
+def _load_transformers(name: str, source: dict[str, Any]) -> ImageModel:
     from transformers import AutoImageProcessor, AutoModelForImageClassification
 
     try:
-        model = AutoModelForImageClassification.from_pretrained(name, trust_remote_code=trust_remote_code)
+        model = AutoModelForImageClassification.from_pretrained(**source)
     except (OSError, ValueError, KeyError, ImportError) as error:
-        raise DataError(
-            f"transformers cannot load {name!r} as an image classifier: {_reason(error)}"
-        ) from error
+        reason = first_line(error)
+        raise DataError(f"transformers cannot load {name!r} as an image classifier: {reason}") from error
     try:
-        processor = AutoImageProcessor.from_pretrained(name, trust_remote_code=trust_remote_code)
+        processor = AutoImageProcessor.from_pretrained(**source)
         mean, std = processor.image_mean, processor.image_std
     except (OSError, ValueError, KeyError, AttributeError):
         mean, std = IMAGENET_MEAN, IMAGENET_STD
     options = {}
     if "interpolate_pos_encoding" in inspect.signature(model.forward).parameters:
         options["interpolate_pos_encoding"] = True
-    patch = getattr(model.config, "patch_size", None)
 
     def logits(pixels: Tensor) -> Tensor:
         return model(pixel_values=pixels, **options).logits
 
-    patch_size = patch if isinstance(patch, int) else None
-    return ImageModel(name, model, logits, tuple(mean), tuple(std), patch_size)
+    patch = _side(getattr(model.config, "patch_size", None))
+    channels = getattr(model.config, "num_channels", 3)
+    return ImageModel(name, model, logits, tuple(mean), tuple(std), patch, channels)
+
+
+def _side(patch: Any) -> int | None:
+    return int(patch[0]) if isinstance(patch, (tuple, list)) else patch
 
 
 def _moved(model: nn.Module, device: str) -> nn.Module:
@@ -218,8 +200,4 @@ def _moved(model: nn.Module, device: str) -> nn.Module:
     try:
         return model.to(device).eval()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise DataError(f"the device {device!r} cannot be used: {_reason(error)}") from error
-
-
-def _reason(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+        raise DataError(f"the device {device!r} cannot be used: {first_line(error)}") from error

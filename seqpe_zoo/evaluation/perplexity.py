@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from ..data.errors import DataError
 from .model_loading import find_position_encoding
 
-PLAIN_HEADS = ("gpt2", "seqpe_gpt2")
-"""Families whose logits are the output embeddings times the last hidden state, nothing else."""
+TABLE_NAMES = ("wpe", "embed_positions", "position_embeddings")
+"""What transformers calls learned tables of positions, in GPT-2, OPT and others."""
 _SLICE = 2048
 
 
@@ -47,12 +47,15 @@ def check_lengths(model: nn.Module, lengths: Sequence[int]) -> None:
         except ValueError as error:
             raise DataError(f"length {max(lengths)}: {error}") from error
         return
-    table = getattr(getattr(model, "transformer", None), "wpe", None)  # GPT-2 of transformers
-    if isinstance(table, nn.Embedding) and max(lengths) > table.num_embeddings:
-        raise DataError(
-            f"length {max(lengths)} is beyond the {table.num_embeddings} positions that this model has "
-            "learned; measure shorter lengths"
-        )
+    for name, table in model.named_modules():
+        if name.rpartition(".")[2] in TABLE_NAMES and isinstance(table, nn.Embedding):
+            rows = table.num_embeddings - getattr(table, "offset", 0)  # OPT's first two are for padding
+            if max(lengths) > rows:
+                raise DataError(
+                    f"length {max(lengths)} is beyond the {rows} positions that this model has learned; "
+                    "measure "
+                    "shorter lengths"
+                )
 
 
 @torch.inference_mode()
@@ -88,16 +91,19 @@ def evaluate_perplexity(
         )
     was_training = model.training
     model.eval()
-    results = [_at_length(model, stream, length, tokens_at_once) for length in lengths]
+    is_plain = has_plain_head(model)
+    results = [_at_length(model, stream, length, tokens_at_once, is_plain) for length in lengths]
     model.train(was_training)
     return results
 
 
-def _at_length(model: nn.Module, stream: Tensor, length: int, tokens_at_once: int) -> Perplexity:
+def _at_length(
+    model: nn.Module, stream: Tensor, length: int, tokens_at_once: int, is_plain: bool
+) -> Perplexity:
     device = next(model.parameters()).device
     total, targets_seen = 0.0, 0
     for inputs, targets in _batches(stream, length, max(1, tokens_at_once // length)):
-        nll = token_losses(model, *(part.to(device, torch.int64) for part in (inputs, targets)))
+        nll = token_losses(model, *(part.to(device, torch.int64) for part in (inputs, targets)), is_plain)
         total += float(nll.double().sum())
         targets_seen += targets.numel()
     mean = total / targets_seen
@@ -114,19 +120,27 @@ def _batches(stream: Tensor, length: int, rows: int) -> Iterator[tuple[Tensor, T
         yield stream[None, whole * length : -1], stream[None, whole * length + 1 :]
 
 
-def token_losses(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+@torch.inference_mode()
+def has_plain_head(model: nn.Module) -> bool:
+    """Tells whether logits are the output embeddings times the last hidden state and nothing else."""
+    last = model.get_input_embeddings().num_embeddings - 1  # the first may be padding, embedded as zeros
+    inputs = torch.tensor([[last, last - 1]], device=next(model.parameters()).device)
+    head = model.get_output_embeddings()
+    hidden = model.base_model(input_ids=inputs, use_cache=False)[0]
+    return head is not None and torch.equal(head(hidden), model(input_ids=inputs, use_cache=False).logits)
+
+
+def token_losses(model: nn.Module, inputs: Tensor, targets: Tensor, is_plain: bool = False) -> Tensor:
     """Returns the negative log-likelihood of each target (R, L), in float32.
 
     Logits of long chunks with a large vocabulary do not fit into memory at once: where the head is a plain
-    product, they are made in slices.
+    product (`has_plain_head`), they are made in slices.
     """
     # Without an all-ones mask transformers may take rows for packed sequences; with it nothing is guessed.
-    mask = torch.ones_like(inputs)
-    if getattr(model.config, "model_type", None) not in PLAIN_HEADS:
-        logits = model(input_ids=inputs, attention_mask=mask, use_cache=False).logits
-        return F.cross_entropy(logits.float().transpose(1, 2), targets, reduction="none")
-    hidden = model.base_model(input_ids=inputs, attention_mask=mask, use_cache=False).last_hidden_state
-    head = model.get_output_embeddings()
+    given = {"input_ids": inputs, "attention_mask": torch.ones_like(inputs), "use_cache": False}
+    if not is_plain:
+        return F.cross_entropy(model(**given).logits.float().transpose(1, 2), targets, reduction="none")
+    hidden, head = model.base_model(**given)[0], model.get_output_embeddings()
     rows = max(1, _SLICE // inputs.shape[0])
     parts = [
         F.cross_entropy(head(part).float().transpose(1, 2), wanted, reduction="none")

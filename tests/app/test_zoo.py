@@ -61,5 +61,5 @@ def test_model_that_has_vanished_is_reported(models_folder: Path, tmp_path: Path
     copy = shutil.copytree(models_folder / "text_alibi", tmp_path / "text_alibi")
     zoo = Zoo(find_models([str(copy)]))
     shutil.rmtree(copy)
-    with pytest.raises(DataError, match="neither a folder nor a model of the Hub"):
+    with pytest.raises(DataError, match="does not exist"):
         zoo.language_model("text_alibi")

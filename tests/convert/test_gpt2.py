@@ -11,6 +11,7 @@ from seqpe_zoo.convert.errors import ConversionError
 from seqpe_zoo.convert.gpt2 import build_from_gpt2, convert_gpt2
 from seqpe_zoo.convert.zoo_checkpoint import write_checkpoint
 from seqpe_zoo.data.byte_tokenizer import build_byte_tokenizer
+from seqpe_zoo.data.errors import DataError
 
 
 def small_gpt2(**changes) -> GPT2LMHeadModel:
@@ -39,10 +40,10 @@ def test_source_without_tokenizer_is_converted_and_says_so(tmp_path: Path) -> No
 
 
 def test_other_models_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConversionError, match="scale_attn_by_inverse_layer_idx"):
+    with pytest.raises(ConversionError, match="differ in scaling"):
         build_from_gpt2(small_gpt2(scale_attn_by_inverse_layer_idx=True))
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     with pytest.raises(ConversionError, match="is a bert, not a GPT-2"):
         convert_gpt2(str(tmp_path))
-    with pytest.raises(ConversionError, match="no GPT-2 that can be read"):
+    with pytest.raises(DataError, match="does not exist"):
         convert_gpt2(str(tmp_path / "nowhere"))

@@ -1,23 +1,18 @@
-import argparse
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import timm
 
+from seqpe_zoo.cli import main
 from seqpe_zoo.data.digits_images import write_image_folder
-from seqpe_zoo.evaluation.commands import add_subcommands, split_label
+from seqpe_zoo.evaluation.commands import split_label
 from seqpe_zoo.evaluation.defaults import default_lengths, default_resolutions
 from seqpe_zoo.evaluation.model_loading import image_model_of, load_language_model
 
 
-def run(*words: str) -> int:
-    parser = argparse.ArgumentParser()
-    add_subcommands(parser.add_subparsers())
-    arguments = parser.parse_args(list(words))
-    return arguments.handler(arguments)
+def run(*words: object) -> int:
+    return main([str(word) for word in words])
 
 
 def test_evaluate_writes_results_table_and_plot(
@@ -144,16 +139,3 @@ def test_label_is_told_from_a_path(tmp_path: Path) -> None:
     odd.mkdir()
     assert split_label("x=org/name") == ("x", "org/name")
     assert split_label(str(odd)) == (None, str(odd))
-
-
-def test_definitions_import_nothing_heavy() -> None:
-    program = (
-        "import sys, types, argparse, pathlib\n"
-        "package = types.ModuleType('seqpe_zoo'); package.__path__ = [sys.argv[1]]\n"
-        "sys.modules['seqpe_zoo'] = package\n"
-        "from seqpe_zoo.evaluation.commands import add_subcommands\n"
-        "add_subcommands(argparse.ArgumentParser().add_subparsers())\n"
-        "assert not {'torch', 'timm', 'transformers', 'rich', 'yaml'} & set(sys.modules)\n"
-    )
-    package = Path(__file__).parents[2] / "seqpe_zoo"
-    assert subprocess.run([sys.executable, "-c", program, str(package)], check=False).returncode == 0
