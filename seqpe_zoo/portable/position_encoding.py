@@ -583,7 +583,8 @@ class PositionEncoding(nn.Module):
         self._values: Any = None
 
     def train(self, mode: bool = True) -> "PositionEncoding":
-        self.clear_cache()
+        if mode:
+            self.clear_cache()
         return super().train(mode)
 
     def _apply(self, *args: Any, **kwargs: Any) -> "PositionEncoding":
