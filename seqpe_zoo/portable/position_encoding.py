@@ -156,7 +156,8 @@ class HostSpec:
         for one in fields(self):
             if one.name != "train_shape":
                 lowest = {"num_prefix": 0, "scaling": 1e-6, "causal": None}.get(one.name, 1)
-                check_value(one.name, getattr(self, one.name), one.type, lowest)
+                highest = {"num_dims": 16, "num_layers": 10_000, "causal": None}.get(one.name, 2**20)
+                check_value(one.name, getattr(self, one.name), one.type, lowest, highest)
         heads, shape = self.num_heads, self.train_shape
         if heads is not None and self.head_dim is None and self.dim % heads:
             raise ValueError(
