@@ -154,13 +154,13 @@ class HostSpec:
     scaling: float = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
-        for name in ("dim", "num_layers", "num_dims"):
-            check_value(name, getattr(self, name), int, least=1)
+        for name, most in (("dim", 2**20), ("num_layers", 10_000), ("num_dims", 16)):
+            check_value(name, getattr(self, name), int, least=1, most=most)
         for name in ("num_heads", "num_kv_heads", "head_dim"):
-            check_value(name, getattr(self, name), int | None, least=1)
-        check_value("num_prefix", self.num_prefix, int, least=0)
+            check_value(name, getattr(self, name), int | None, least=1, most=2**20)
+        check_value("num_prefix", self.num_prefix, int, least=0, most=2**20)
         check_value("causal", self.causal, bool)
-        check_value("scaling", self.scaling, float | None, least=1e-6)
+        check_value("scaling", self.scaling, float | None, least=1e-6, most=2**20)
         heads, shape = self.num_heads, self.train_shape
         if heads is not None and not self.head_dim and self.dim % heads:
             raise ValueError(
@@ -479,8 +479,8 @@ class PositionEncoding(nn.Module):
             ValueError: a position is negative or too large for the encoding.
         """
         if isinstance(positions, Tensor) or not hasattr(positions, "ids"):
-            positions, limit = self._checked(Positions(ids=positions))
-            return self.encode(positions.tensor(), limit)
+            checked, limit = self._checked(Positions(ids=positions))  # type: ignore[arg-type]
+            return self.encode(checked.tensor(), limit)
         if self.training:
             return self.training_inputs(positions, batch_size, objectives, device)
         if not self._may_look_up(read_values=batch_size > 0):
@@ -592,7 +592,8 @@ class PositionEncoding(nn.Module):
         self._grids, self._table, self._state, self._values = {}, None, None, None
 
     def train(self, mode: bool = True) -> "PositionEncoding":
-        self.clear_cache()
+        if mode:
+            self.clear_cache()
         return super().train(mode)
 
     def _apply(self, *args: Any, **kwargs: Any) -> "PositionEncoding":

@@ -3,7 +3,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seqpe_zoo.portable.positions import digits_to_positions, positions_to_digits, real_digit_mask
+from seqpe_zoo.portable.positions import positions_to_digits, real_digit_mask
+
+
+def read_digits(digits, base, num_digits):
+    """Numbers written by digits (..., n * k), in Python."""
+    coordinates = digits.unflatten(-1, (-1, num_digits)).tolist()
+    return [[sum(d * base**p for p, d in enumerate(reversed(c))) for c in row] for row in coordinates]
 
 
 @pytest.mark.parametrize(
@@ -32,23 +38,11 @@ def test_digits_round_trip_in_any_base(data):
             st.lists(st.integers(0, largest), min_size=num_dims, max_size=num_dims), min_size=1, max_size=5
         )
     )
-    positions = torch.tensor(rows)
-    digits = positions_to_digits(positions, base, num_digits)
+    digits = positions_to_digits(torch.tensor(rows), base, num_digits)
     assert digits.shape == (len(rows), num_dims * num_digits)
     assert digits.min() >= 0
     assert digits.max() < base
-    assert torch.equal(digits_to_positions(digits, base, num_digits), positions)
-
-
-@pytest.mark.parametrize(
-    ("base", "num_digits"), [(2, 22), (3, 13), (7, 7), (10, 6), (10, 7), (100, 3), (2047, 2), (2048, 2)]
-)
-def test_division_by_floats_is_exact_for_every_number(base, num_digits):
-    numbers = torch.arange(min(base**num_digits, 2**22)).unsqueeze(-1)
-    digits = positions_to_digits(numbers, base, num_digits)
-    assert digits.dtype == torch.long
-    assert 0 <= digits.min() <= digits.max() < base
-    assert torch.equal(digits_to_positions(digits, base, num_digits), numbers)
+    assert read_digits(digits, base, num_digits) == rows
 
 
 def test_digits_keep_leading_axes():
@@ -60,10 +54,9 @@ def test_padding_zeros_are_not_real_but_the_number_zero_is():
     assert real_digit_mask(digits, 3).long().tolist() == [[0, 0, 1, 0, 0, 1], [0, 1, 1, 1, 1, 1]]
 
 
-def test_digits_can_be_scripted_compiled_and_traced():
+def test_digits_can_be_compiled_and_traced():
     positions = torch.randint(0, 1000, (6, 2))
     expected = positions_to_digits(positions, 10, 3)
-    assert torch.equal(torch.jit.script(positions_to_digits)(positions, 10, 3), expected)
     compiled = torch.compile(positions_to_digits, backend="eager", fullgraph=True)
     assert torch.equal(compiled(positions, 10, 3), expected)
 

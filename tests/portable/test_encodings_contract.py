@@ -10,10 +10,9 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seqpe_zoo import build_position_encoding, list_position_encodings
-from seqpe_zoo.portable.attention import attend, score_bias, widen_heads
-from seqpe_zoo.portable.encodings import ALiBi, alibi_slopes
-from seqpe_zoo.portable.encodings import POSITION_ENCODINGS
+from seqpe_zoo import Positions, build_position_encoding, grid_positions, list_position_encodings
+from seqpe_zoo.portable.encodings import POSITION_ENCODINGS, ALiBi, RotateOperation, alibi_slopes
+from seqpe_zoo.portable.position_encoding import HostSpec, position_scores, share_heads, widen_heads
 
 SEQPE_FORMS = [
     {"integration": integration, "projection": projection, "multi_head": multi_head}
@@ -57,26 +56,31 @@ def build(name, options, num_dims, num_prefix=0, **extra):
     return pe.eval()
 
 
-def attention_scores(pe, prepared, layer, q, k):
-    stage = pe.make_stage()
-    q, k = stage.on_query_key(q, k, prepared.layers[layer])
-    scores = q @ k.transpose(-2, -1)
-    factors = stage.score_factors(prepared.layers[layer], prepared.layers[layer])
-    assert (factors is not None) == stage.has_scores
-    return scores if factors is None else scores + factors[0] @ factors[1].transpose(-2, -1)
+def size_of(num_dims):
+    return (6,) if num_dims == 1 else (3, 4)
+
+
+def attention_scores(pe, inputs, layer, q, k):
+    """Scores before scaling, (B, H, L, S)."""
+    operation, own = pe.make_operation(), inputs.layers[layer]
+    scores = operation.on_query(q, own) @ share_heads(operation.on_key(k, own), pe.groups).transpose(-2, -1)
+    if operation.has_scores:
+        scores = scores + position_scores(operation.score_factors(own, own), 1.0, operation.groups)
+    return scores
 
 
 @pytest.mark.parametrize(("name", "options", "num_dims"), cases_for(1, 2))
-def test_stages_keep_shapes_and_every_parameter_is_used(name, options, num_dims):
-    pe = build(name, options, num_dims, num_prefix=2 if num_dims == 2 else 0)
-    size, prefix = ((6,), 0) if num_dims == 1 else ((3, 4), 2)
-    length = math.prod(size) + prefix
-    prepared = pe.prepare_grid(size, num_prefix=prefix)
-    x = pe.on_input(torch.randn(2, length, 16), prepared.encoded)
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_operations_keep_shapes_and_every_parameter_is_used(name, options, num_dims, kv_heads):
+    prefix = 2 if num_dims == 2 else 0
+    pe = build(name, options, num_dims, num_prefix=prefix, num_kv_heads=kv_heads)
+    length = math.prod(size_of(num_dims)) + prefix
+    inputs = pe(Positions(size_of(num_dims)))
+    x = pe.on_input(torch.randn(2, length, 16), inputs.encoded)
     total = x.square().sum()
     for layer in range(3):
-        q, k = torch.randn(2, 2, 2, length, 8)
-        scores = attention_scores(pe, prepared, layer, q, k)
+        q, k = torch.randn(2, 2, length, 8), torch.randn(2, kv_heads, length, 8)
+        scores = attention_scores(pe, inputs, layer, q, k)
         assert scores.shape == (2, 2, length, length)
         total = total + scores.square().sum()
     assert x.shape == (2, length, 16)
@@ -85,22 +89,45 @@ def test_stages_keep_shapes_and_every_parameter_is_used(name, options, num_dims)
 
 
 @pytest.mark.parametrize(("name", "options", "num_dims"), cases_for(1, 2))
+def test_what_is_changed_in_place_is_the_same(name, options, num_dims):
+    pe = build(name, options, num_dims)
+    operation, own = pe.make_operation(), pe(Positions(size_of(num_dims))).layers[1].detach()
+    x = torch.randn(2, 2, math.prod(size_of(num_dims)), 8)
+    for change in (operation.on_query, operation.on_key):
+        torch.testing.assert_close(change(x.clone(), own, inplace=True), change(x, own))
+
+
+@pytest.mark.parametrize(("name", "options", "num_dims"), cases_for(1, 2))
 def test_a_larger_context_runs(name, options, num_dims):
     pe = build(name, options, num_dims)
     size = (24,) if num_dims == 1 else (9, 7)
-    prepared = pe.prepare_grid(size)
-    assert prepared.encoded.shape[0] == math.prod(size)
-    assert all(torch.isfinite(terms).all() for terms in prepared.layers)
+    inputs = pe(Positions(size))
+    assert inputs.encoded.shape[0] == math.prod(size)
+    assert all(torch.isfinite(layer).all() for layer in inputs.layers)
 
 
 @pytest.mark.parametrize(("name", "options", "num_dims"), cases_for(1))
 def test_a_range_equals_explicit_positions(name, options, num_dims):
     pe = build(name, options, num_dims)
+    ids = torch.arange(2, 6)[None, :, None].expand(2, -1, -1)
     with torch.no_grad():
-        implicit = pe.prepare_range(2, 6)
-        explicit = pe.prepare(torch.arange(2, 6)[None, :, None].expand(2, -1, -1))
-    for a, b in zip(implicit.layers, explicit.layers):
+        implicit, explicit = pe(Positions((4,), (2,))), pe(Positions(ids=ids))
+    for a, b in zip(implicit.layers, explicit.layers, strict=True):
         torch.testing.assert_close(a.expand_as(b), b)
+
+
+@pytest.mark.parametrize(("name", "options", "num_dims"), cases_for(2))
+def test_a_part_of_an_image_has_the_positions_of_the_part(name, options, num_dims):
+    pe = build(name, options, num_dims)
+    part = Positions((2, 2), (1, 2))
+    if pe.flattens:
+        with pytest.raises(ValueError, match=r"cannot start at \(1, 2\)"):
+            pe(part)
+        return
+    rows = [6, 7, 10, 11]
+    whole = pe(Positions((3, 4)))
+    for a, b in zip(pe(part).layers, whole.layers, strict=True):
+        torch.testing.assert_close(a, b[rows], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("name", "options", "num_dims"), cases_for(1))
@@ -110,8 +137,7 @@ def test_shift_changes_nothing_for_relative_encodings(name, options, num_dims, s
     q, k = torch.randn(2, 1, 2, 5, 8)
     with torch.no_grad():
         probabilities = [
-            attention_scores(pe, pe.prepare_range(first, first + 5), 1, q, k).softmax(-1)
-            for first in (0, start)
+            attention_scores(pe, pe(Positions((5,), (first,))), 1, q, k).softmax(-1) for first in (0, start)
         ]
     same = torch.allclose(*probabilities, atol=1e-5)
     in_attention = name not in ("nope", "ape_sin", "ape_learn") and options.get("integration") != "input"
@@ -123,8 +149,7 @@ def test_shift_is_a_no_op_for_rope_and_alibi(name, start, length):
     pe = build(name, {}, num_dims=1).double()
     q, k = torch.randn(2, 1, 2, length, 8, dtype=torch.float64)
     here, there = (
-        attention_scores(pe, pe.prepare_range(first, first + length), 0, q, k).softmax(-1)
-        for first in (0, start)
+        attention_scores(pe, pe(Positions((length,), (first,))), 0, q, k).softmax(-1) for first in (0, start)
     )
     # Angles are float32: an angle of 60,000 radians is known to 0.004.
     torch.testing.assert_close(there, here, atol=1e-6 + 2e-6 * start, rtol=0)
@@ -136,48 +161,19 @@ def test_construction_on_the_meta_device(name, options, num_dims):
     arguments = {"num_heads": 2, "num_layers": 3, "num_dims": num_dims, "causal": num_dims == 1}
     with torch.device("meta"):
         twin = build_position_encoding(name, 16, train_shape=pe.train_shape, **arguments, **options)
-    assert all(parameter.is_meta for parameter in twin.parameters())
+    assert all(tensor.is_meta for tensor in twin.state_dict().values())
     twin.to_empty(device="cpu").load_state_dict(pe.state_dict())
-    size = (6,) if num_dims == 1 else (3, 4)
-    for a, b in zip(twin.eval().prepare_grid(size).layers, pe.prepare_grid(size).layers):
+    for a, b in zip(twin.eval()(Positions(pe.train_shape)).layers, pe(Positions(pe.train_shape)).layers):
         torch.testing.assert_close(a, b)
 
 
 @pytest.mark.parametrize(("name", "options", "num_dims"), cases_for(1, 2))
 def test_bfloat16_stays_close(name, options, num_dims):
     pe = build(name, options, num_dims)
-    size = (6,) if num_dims == 1 else (3, 4)
-    exact = pe.prepare_grid(size)
-    rounded = copy.deepcopy(pe).to(torch.bfloat16).prepare_grid(size)
+    exact = pe(Positions(size_of(num_dims)))
+    rounded = copy.deepcopy(pe).to(torch.bfloat16)(Positions(size_of(num_dims)))
     for a, b in zip(rounded.layers, exact.layers):
         torch.testing.assert_close(a.float(), b, atol=0.1, rtol=0.1)
-
-
-@pytest.mark.parametrize(("name", "options", "num_dims"), cases_for(1, 2))
-def test_encodings_can_be_scripted(name, options, num_dims):
-    class Host(torch.nn.Module):
-        def __init__(self, pe):
-            super().__init__()
-            self.pe = pe
-            self.stage = pe.make_stage()
-
-        def forward(self, positions: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-            prepared = self.pe.prepare(positions, 0, [int(positions.max()) + 1] * positions.shape[-1])
-            terms = prepared.layers[1]
-            q, k = self.stage.on_query_key(q, k, terms)
-            scores = q @ k.transpose(-2, -1)
-            factors = self.stage.score_factors(terms, terms)
-            if factors is not None:
-                scores = scores + factors[0] @ factors[1].transpose(-2, -1)
-            return scores
-
-    pe = build(name, options, num_dims)
-    host = Host(pe).eval()
-    positions = pe.grid((6,) if num_dims == 1 else (3, 4), (0,) * num_dims)
-    q, k = torch.randn(2, 1, 2, len(positions), 8)
-    torch.testing.assert_close(
-        torch.jit.script(host)(positions, q, k), host(positions, q, k), atol=1e-4, rtol=1e-4
-    )
 
 
 def test_the_registry_names_are_those_of_the_design():
@@ -252,7 +248,7 @@ def test_the_registry_names_are_those_of_the_design():
             ValueError,
             "encoder_heads=3",
         ),
-        (lambda: build_position_encoding("seqpe", 16, temperature=0), ValueError, "must be positive"),
+        (lambda: build_position_encoding("seqpe", 16, temperature=0), ValueError, "temperature=0 must be at least"),
         (
             lambda: build_position_encoding("seqpe", 16, num_dims=0),
             ValueError,
@@ -278,8 +274,8 @@ def rotate_like_roformer(x, positions, base):
 
 def test_rope_is_complex_multiplication():
     pe = build("rope", {"base": 100.0}, num_dims=1)
-    q, k = torch.randn(2, 1, 2, 5, 8)
-    rotated, _ = pe.make_stage().on_query_key(q, k, pe.prepare_range(3, 8).layers[0])
+    q = torch.randn(1, 2, 5, 8)
+    rotated = pe.make_operation().on_query(q, pe(Positions((5,), (3,))).layers[0])
     expected = rotate_like_roformer(q.numpy(), np.arange(3, 8), 100.0)
     np.testing.assert_allclose(rotated.numpy(), expected, atol=1e-5)
 
@@ -302,8 +298,8 @@ def test_alibi_slopes_are_those_of_transformers(heads):
 @pytest.mark.parametrize("scaled", [False, True])
 def test_alibi_takes_slope_times_distance_from_the_scores(scaled):
     pe = build("alibi", {"scaled": scaled}, num_dims=1)
-    terms = pe.prepare_range(0, 300).layers[0]
-    bias = score_bias(pe.make_stage().score_factors(terms, terms), 8**-0.5, torch.float32)
+    inputs = pe(Positions((300,))).layers[0]
+    bias = position_scores(pe.make_operation().score_factors(inputs, inputs), 8**-0.5)[0]
     distance = torch.arange(300)[:, None] - torch.arange(300)
     slopes = torch.tensor(alibi_slopes(2))[:, None, None] / (8**0.5 if scaled else 1)
     visible = distance >= 0
@@ -327,41 +323,100 @@ def test_learned_table_is_stretched_linearly_for_text_and_bicubically_for_images
     image = build("ape_learn", {}, num_dims=2)
     volume = image.weight.t().reshape(1, 16, 3, 4)
     expected = F.interpolate(volume, size=(6, 8), mode="bicubic").flatten(2)[0].t()
-    torch.testing.assert_close(image.prepare_grid((6, 8)).encoded, expected)
+    torch.testing.assert_close(image(Positions((6, 8))).encoded, expected)
 
 
 def test_learned_rows_are_untouched_within_the_training_context():
     pe = build("ape_learn", {}, num_dims=1)
-    assert torch.equal(pe.prepare_range(1, 4).encoded, pe.weight[1:4])
+    assert torch.equal(pe(Positions((3,), (1,))).encoded, pe.weight[1:4])
 
 
 def test_interpolating_seqpe_stretches_the_trained_vectors():
     pe = build("seqpe", {"extrapolation": "interpolate"}, num_dims=2)
     with torch.no_grad():
-        trained = pe.encoder(pe.grid((3, 4), (0, 0)))
+        trained = pe.encoder(grid_positions((3, 4)))
         expected = (
             F.interpolate(trained.t().reshape(1, 16, 3, 4), size=(6, 8), mode="bicubic").flatten(2)[0].t()
         )
-        torch.testing.assert_close(pe.prepare_grid((6, 8)).encoded, expected, atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(pe.prepare_grid((3, 4)).encoded, trained, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(pe(Positions((6, 8))).encoded, expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(pe(Positions((3, 4))).encoded, trained, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("largest", [0, 2**40], ids=["widened heads", "bias matrix"])
-@pytest.mark.parametrize("masking", ["none", "causal", "bool", "additive"])
-def test_attention_with_factors_is_the_formula(monkeypatch, largest, masking):
-    monkeypatch.setattr("seqpe_zoo.portable.attention.LARGEST_BIAS", largest)
+def test_wider_heads_give_the_scores_of_the_matrix():
     q, k, v = torch.randn(3, 2, 2, 5, 8)
     factors = (torch.randn(2, 5, 3), torch.randn(1, 5, 3))
     scores = (q @ k.transpose(-2, -1) + factors[0] @ factors[1].transpose(-2, -1)) / 8**0.5
-    allowed = torch.ones(5, 5, dtype=torch.bool).tril()
-    mask = {"bool": allowed, "additive": torch.where(allowed, 0.0, -torch.inf)}.get(masking)
-    if masking != "none":
-        scores = scores.masked_fill(~allowed, -torch.inf)
-    ours = attend(q, k, v, factors, mask, is_causal=masking == "causal")
-    torch.testing.assert_close(ours, scores.softmax(-1) @ v, atol=1e-5, rtol=1e-5)
+    expected = scores.softmax(-1) @ v
+    wide = widen_heads(q, k, v, factors)
+    assert {tensor.shape[-1] for tensor in wide} == {16}  # one width, a multiple of 8, as kernels like it
+    ours = F.scaled_dot_product_attention(*wide, scale=8**-0.5)[..., :8]
+    torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
+    matrix = position_scores(factors, 8**-0.5)
+    ours = F.scaled_dot_product_attention(q, k, v, matrix)
+    torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_widened_heads_have_one_width_that_kernels_like():
-    q, k, v = torch.randn(3, 2, 2, 5, 8)
-    wide = widen_heads(q, k, v, (torch.randn(2, 5, 3), torch.randn(1, 5, 3)))
-    assert {tensor.shape[-1] for tensor in wide} == {16}
+# Options are typed and bounded.
+
+BAD_OPTIONS = [
+    ("seqpe", {"temperature": float("nan")}, ValueError, "temperature=nan must be a finite number"),
+    ("seqpe", {"temperature": -1.0}, ValueError, "temperature=-1.0 must be at least"),
+    ("seqpe", {"num_transfer": 0}, ValueError, "num_transfer=0 must be at least 1"),
+    ("seqpe", {"encoder_heads": -1}, ValueError, "encoder_heads=-1 must be at least 1"),
+    ("seqpe", {"encoder_layers": 0}, ValueError, "encoder_layers=0 must be at least 1"),
+    ("seqpe", {"dropout": 1.5}, ValueError, "dropout=1.5 must be at most 1"),
+    ("seqpe", {"distance_weight": float("inf")}, ValueError, "distance_weight=inf must be a finite number"),
+    ("seqpe", {"num_digits": "5"}, TypeError, "num_digits='5' must be of type int, not str"),
+    ("seqpe", {"num_digits": 5.0}, TypeError, "num_digits=5.0 must be of type int, not float"),
+    ("seqpe", {"base": True}, TypeError, "base=True must be of type int, not bool"),
+    ("seqpe", {"mask_padding": 1}, TypeError, "mask_padding=1 must be of type bool, not int"),
+    ("seqpe", {"integration": ["mul"]}, TypeError, "integration=.* must be of type str, not list"),
+    ("seqpe", {"base": 10**6}, ValueError, "base=1000000 must be at most 65536"),
+    ("seqpe", {"max_position": 10**10, "num_digits": 12}, ValueError, "more than 64-bit integers can number"),
+    ("seqpe", {"extrapolation": "interpolate", "allow_absent": True}, ValueError, "needs extrapolation='extend'"),
+    ("rope", {"base": -3}, ValueError, "base=-3 must be at least 1"),
+    ("rope", {"base": "1e4"}, TypeError, "base='1e4' must be of type float, not str"),
+    ("rope", {"base": float("inf")}, ValueError, "base=inf must be a finite number"),
+    ("ape_sin", {"scale": float("nan")}, ValueError, "scale=nan must be a finite number"),
+    ("alibi", {"scaled": "yes"}, TypeError, "scaled='yes' must be of type bool"),
+    ("rope", {"num_heads": 0}, ValueError, "num_heads=0 must be at least 1"),
+    ("rope", {"num_heads": 2.0}, TypeError, "num_heads=2.0 must be of type int"),
+    ("rope", {"num_layers": -2}, ValueError, "num_layers=-2 must be at least 1"),
+    ("rope", {"num_prefix": -1}, ValueError, "num_prefix=-1 must be at least 0"),
+    ("rope", {"scaling": 0.0}, ValueError, "scaling=0.0 must be at least"),
+    ("rope", {"num_kv_heads": 3}, ValueError, "num_kv_heads=3 must divide num_heads=2"),
+    ("rope", {"train_shape": (0,)}, ValueError, "an entry of train_shape=0 must be at least 1"),
+    ("rope", {"train_shape": (3, 4)}, ValueError, "must be a tuple of num_dims=1 entries"),
+    ("rope", {"train_shape": 512}, ValueError, "must be a tuple of num_dims=1 entries"),
+    ("ape_learn", {"train_shape": (10**9,)}, ValueError, "too large a table"),
+    (["seqpe"], {}, TypeError, "named by a string such as 'seqpe'"),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "error", "message"), BAD_OPTIONS)
+def test_options_are_typed_and_bounded(name, options, error, message):
+    with pytest.raises(error, match=message) as caught:
+        build_position_encoding(name, 16, **{"num_heads": 2, "causal": True, "train_shape": (8,), **options})
+    assert "\n" not in str(caught.value)
+
+
+def test_the_width_of_the_host_is_checked():
+    for dim, error in ((0, ValueError), (-8, ValueError), ("8", TypeError), (8.0, TypeError)):
+        with pytest.raises(error, match="dim="):
+            build_position_encoding("nope", dim)
+    assert HostSpec(64, num_heads=4).scaling == 0.25
+
+
+def test_a_whole_number_is_the_same_option():
+    whole, real = (build_position_encoding("rope", 16, num_heads=2, base=base) for base in (100, 100.0))
+    assert whole.kind_name() == real.kind_name() == "rope base=100.0"
+
+
+# Rotation.
+
+
+def test_rotation_of_heads_that_share_keys_is_that_of_their_key():
+    operation, inputs = RotateOperation(2, groups=3), torch.randn(5, 2 * 8)
+    x = torch.randn(1, 2, 5, 8)
+    queries = operation.on_query(x.repeat_interleave(3, dim=1), inputs)
+    assert torch.equal(queries, operation.on_key(x, inputs).repeat_interleave(3, dim=1))

@@ -12,11 +12,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from seqpe_zoo import SeqPE, build_position_encoding
+from seqpe_zoo import Positions, SeqPE, build_position_encoding, grid_positions
 from seqpe_zoo.convert.authors import encoder_state_dict_from_authors
+from seqpe_zoo.portable.objectives import (
+    distance_contrastive_loss,
+    ood_distillation_loss,
+    squared_distance,
+    warmup_ratio,
+)
 from seqpe_zoo.portable.positions import positions_to_digits, real_digit_mask
-from seqpe_zoo.portable.objectives import distance_contrastive_loss, ood_distillation_loss, warmup_ratio
-from seqpe_zoo.portable.objectives import squared_euclidean
 
 FOLDER = Path(os.environ.get("SEQPE_FIXTURES") or Path(__file__).parents[1] / "fixtures")
 ENCODERS = sorted(path.stem for path in FOLDER.glob("seqpe_*.safetensors"))
@@ -71,7 +75,10 @@ def test_parity_of_digits(name):
 def test_parity_of_encoder(name, path):
     config, tensors = load(name)
     pe = seqpe_of_fixture(config, tensors)
-    with torch.set_grad_enabled(path != "table"):
+    if path == "table":
+        with torch.no_grad():
+            ours = pe(Positions(ids=tensors["positions"].long())).encoded
+    else:
         encode = pe.encoder.encode_each if path == "every sequence" else pe
         ours = encode(tensors["positions"])
     torch.testing.assert_close(ours, tensors["embeddings"], atol=1e-5, rtol=0)
@@ -134,7 +141,7 @@ def test_parity_of_labelling_rule(name):
     _, tensors = load(name)
     for mode in {key.split("_")[0] for key in tensors if key.endswith("_labels")}:
         pivots, candidates = tensors[f"{mode}_pivots"].long(), tensors[f"{mode}_candidates"].long()
-        distances = squared_euclidean(pivots.unsqueeze(1), candidates)
+        distances = squared_distance(pivots, candidates)
         labelled = distances.gather(1, tensors[f"{mode}_labels"].unsqueeze(1))
         assert torch.equal(labelled.squeeze(1), distances.amin(1))
 
@@ -148,19 +155,19 @@ def test_parity_of_sinusoidal_rows():
         torch.testing.assert_close(pe.encode(torch.arange(len(rows))[:, None]), rows, atol=1e-5, rtol=0)
 
 
+def rotations(pe, grid):
+    """Cosines and sines of each layer for a square image, (layers, L, H * D)."""
+    return torch.stack(pe.layer_inputs(pe.encode(grid_positions((grid, grid)))))
+
+
 @pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("vit_baseline_rotary_2d_*.json")))
 def test_parity_of_axial_rotation_rows(name):
     config, tensors = load(name)
-    size = config["img_size"]
     pe = build_position_encoding(
         "rope2d_axial", config["dim"], num_heads=config["heads"], num_dims=2, base=config["base"]
     )
-    recorded = tensors[f"pe_main_{size}"]  # (L, D/2, 2): cosine and sine
-    ours = pe.encode(
-        tensors[f"pos_ids_{size}"]
-        if f"pos_ids_{size}" in tensors
-        else pe.grid((config["grids"][0],) * 2, (0, 0))
-    )
+    recorded = tensors[f"pe_main_{config['img_size']}"]  # (L, D/2, 2): cosine and sine
+    ours = rotations(pe, config["grids"][0])[0]
     torch.testing.assert_close(ours, torch.cat(recorded.unbind(-1), dim=-1), atol=1e-5, rtol=0)
 
 
@@ -169,11 +176,10 @@ def test_parity_of_axial_rotation_rows(name):
 )
 def test_parity_of_mixed_rotation_rows(name):
     config, tensors = load(name)
-    size, grid = config["img_size"], config["grids"][0]
     pe = build_position_encoding(
         "rope2d_mixed", config["dim"], num_heads=config["heads"], num_layers=config["depth"], num_dims=2
     )
     pe.load_state_dict({"freqs": tensors["pe_model.freqs"].view_as(pe.freqs)})
-    terms = torch.stack(pe.layer_terms(pe.encode(pe.grid((grid, grid), (0, 0)))))  # (depth, L, H * D)
-    recorded = torch.cat(tensors[f"pe_main_{size}"].unbind(-1), dim=-1)  # (depth, H, L, D)
-    torch.testing.assert_close(terms, recorded.transpose(1, 2).flatten(2), atol=1e-5, rtol=0)
+    recorded = torch.cat(tensors[f"pe_main_{config['img_size']}"].unbind(-1), dim=-1)  # (depth, H, L, D)
+    ours = rotations(pe, config["grids"][0])
+    torch.testing.assert_close(ours, recorded.transpose(1, 2).flatten(2), atol=1e-5, rtol=0)

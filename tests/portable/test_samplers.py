@@ -3,17 +3,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seqpe_zoo.portable.objectives import distance_contrastive_loss
-from seqpe_zoo.portable.positions import ravel_positions
 from seqpe_zoo.portable.objectives import (
+    distance_contrastive_loss,
     edit_positions,
-    manhattan,
     sample_contrastive,
     sample_distinct,
     sample_shifts,
     sample_transfer,
-    squared_euclidean,
+    squared_distance,
 )
+from seqpe_zoo.portable.positions import ravel_positions
 
 
 def generator(seed=0):
@@ -43,25 +42,25 @@ def test_more_samples_than_positions_are_refused():
 
 
 @given(
-    universe=st.integers(12, 3000),
+    max_position=st.integers(12, 3000),
     num_dims=st.integers(1, 3),
     base=st.integers(2, 16),
     candidates=st.integers(2, 9),
     local=st.sampled_from([0.0, 0.5, 1.0]),
     seed=st.integers(0, 1000),
 )
-def test_contrastive_sets_keep_their_promises(universe, num_dims, base, candidates, local, seed):
+def test_contrastive_sets_keep_their_promises(max_position, num_dims, base, candidates, local, seed):
     drawn = sample_contrastive(
-        universe, num_dims, base, 16, candidates, generator(seed), local_probability=local, local_range=20
+        max_position, num_dims, base, 16, candidates, generator(seed), local_probability=local, local_range=20
     )
     pivots = drawn.pivots.unsqueeze(1)
     assert drawn.candidates.shape == (16, candidates, num_dims)
     assert drawn.candidates.min() >= 0
-    assert drawn.candidates.max() < universe
+    assert drawn.candidates.max() < max_position
     assert not (drawn.candidates == pivots).all(-1).any()
-    codes = ravel_positions(drawn.candidates, [universe] * num_dims)
+    codes = ravel_positions(drawn.candidates, [max_position] * num_dims)
     assert all(len(set(row)) == candidates for row in codes.tolist())
-    distances = squared_euclidean(pivots, drawn.candidates)
+    distances = squared_distance(drawn.pivots, drawn.candidates)
     chosen = distances.gather(1, drawn.nearest.unsqueeze(1))
     assert torch.equal(chosen.squeeze(1), distances.amin(1))
     expected_ties = (distances == chosen).scatter(1, drawn.nearest.unsqueeze(1), False)
@@ -85,8 +84,8 @@ def test_ties_are_marked_and_not_trained_as_negatives():
 @pytest.mark.parametrize("num_dims", [1, 2, 3])
 def test_hard_candidates_are_drawn_and_never_positive(num_dims):
     """The release's image sampler never draws hard or local candidates; ours does, in any dimension."""
-    universe = 20000 if num_dims == 1 else 100
-    drawn = sample_contrastive(universe, num_dims, 10, 400, 32, generator(), local_probability=0.0)
+    max_position = 20000 if num_dims == 1 else 100
+    drawn = sample_contrastive(max_position, num_dims, 10, 400, 32, generator(), local_probability=0.0)
     pivots = drawn.pivots.unsqueeze(1)
     # A twin differs in one coordinate alone (by chance that is rare in several dimensions) and comes first.
     twins = drawn.candidates[:, :8]
@@ -97,9 +96,9 @@ def test_hard_candidates_are_drawn_and_never_positive(num_dims):
         assert ((positive != pivots).sum(-1) == 1).float().mean() < 0.5
 
 
-@pytest.mark.parametrize(("num_dims", "universe", "side"), [(1, 20000, 256), (2, 100, 16), (3, 100, 7)])
-def test_local_candidates_come_from_one_small_region(num_dims, universe, side):
-    drawn = sample_contrastive(universe, num_dims, 10, 200, 32, generator(), local_probability=1.0)
+@pytest.mark.parametrize(("num_dims", "max_position", "side"), [(1, 20000, 256), (2, 100, 16), (3, 100, 7)])
+def test_local_candidates_come_from_one_small_region(num_dims, max_position, side):
+    drawn = sample_contrastive(max_position, num_dims, 10, 200, 32, generator(), local_probability=1.0)
     extent = drawn.candidates.amax(1) - drawn.candidates.amin(1)
     assert extent.max() < side
 
@@ -108,15 +107,6 @@ def test_both_kinds_of_sets_are_drawn():
     drawn = sample_contrastive(20000, 1, 10, 1000, 32, generator(), local_probability=0.5)
     extent = (drawn.candidates.amax(1) - drawn.candidates.amin(1)).squeeze(1)
     assert 0.4 < (extent < 256).float().mean() < 0.6
-
-
-def test_a_users_distance_decides():
-    def reversed_distance(pivots, candidates):
-        return -manhattan(pivots, candidates)
-
-    drawn = sample_contrastive(100, 2, 10, 8, 5, generator(), distance=reversed_distance)
-    distances = manhattan(drawn.pivots.unsqueeze(1), drawn.candidates)
-    assert torch.equal(distances.gather(1, drawn.nearest[:, None]).squeeze(1), distances.amax(1))
 
 
 def test_edits_are_single_digit_operations():
@@ -140,12 +130,12 @@ def test_a_seed_gives_the_same_sets_and_another_seed_others():
     seed=st.integers(0, 1000),
 )
 def test_transfer_sets_keep_their_promises(window, room, seed):
-    universe = 2 * max(window) + room
-    drawn = sample_transfer(window, universe, 6, 10, generator(seed))
+    max_position = 2 * max(window) + room
+    drawn = sample_transfer(window, max_position, 6, 10, generator(seed))
     sides = torch.tensor(window)
     assert (drawn.teachers >= 0).all()
     assert (drawn.teachers < sides).all()
-    assert drawn.students.max() < universe
+    assert drawn.students.max() < max_position
     shift = drawn.students - drawn.teachers
     assert (shift == shift[:, :1]).all()
     assert (shift > 0).any(-1).all()
@@ -175,7 +165,7 @@ def test_batch_scope_shifts_all_or_none():
     assert shares == {0.0, 1.0}
 
 
-def test_a_window_that_fills_the_universe_is_not_shifted():
+def test_a_window_that_fills_the_max_position_is_not_shifted():
     starts, rows = sample_shifts((100,), 100, 8, 1.0, "example", generator())
     assert starts.shape == (1, 1)
     assert (rows == 0).all()

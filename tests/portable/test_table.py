@@ -1,48 +1,61 @@
-"""Tables are used, grow, and are dropped when they should be; encoder calls are counted to prove it."""
+"""Inference reuses position inputs, and notices whatever changes them; encoder calls are counted to prove it."""
 
+import contextlib
 import copy
 import pickle
 
-import numpy as np
+import peft
 import pytest
 import torch
+from torch import nn
 
-from seqpe_zoo import SeqPE, build_position_encoding
-from seqpe_zoo.portable.positions import grid_positions
-from seqpe_zoo.portable.table import PositionTable
+from seqpe_zoo import Positions, SeqPE, build_position_encoding, register_position_encoding
+from seqpe_zoo.portable.encoder import PositionEncoder
+from seqpe_zoo.portable.encodings import POSITION_ENCODINGS
+from seqpe_zoo.portable.position_encoding import PositionEncoding
+
+TEXT = {"num_heads": 2, "num_layers": 2, "num_digits": 3, "encoder_dim": 16}
+IMAGE = {"num_heads": 2, "num_layers": 2, "num_dims": 2, "num_prefix": 1, "encoder_dim": 16}
+
+CLOSE = {"atol": 1e-4, "rtol": 1e-4}  # a table computes other positions beside those asked for
 
 
 @pytest.fixture
 def pe():
-    return SeqPE(dim=16, num_heads=2, num_layers=2, num_digits=3).eval()
+    return SeqPE(dim=16, **TEXT).eval()
 
 
 @pytest.fixture
-def encoded(pe, monkeypatch):
-    """The positions that the encoder was asked for, call by call."""
+def encoded(monkeypatch):
+    """The positions that encoders were asked for, call by call."""
     calls = []
-    original = pe.encoder.forward
+    original = PositionEncoder.forward
 
-    def counting(positions):
-        calls.append(positions.reshape(-1, pe.num_dims).tolist())
-        return original(positions)
+    def counting(self, positions):
+        calls.append(positions.reshape(-1, self.num_dims).tolist())
+        return original(self, positions)
 
-    monkeypatch.setattr(pe.encoder, "forward", counting)
+    monkeypatch.setattr(PositionEncoder, "forward", counting)
     return calls
 
 
+# Inputs are reused.
+
+
 @torch.no_grad()
-def test_a_position_is_encoded_once(pe, encoded):
-    first = pe(torch.tensor([[1], [2]]))
-    again = pe(torch.tensor([[2], [1], [2]]))
-    assert encoded == [[[1], [2]]]
-    assert torch.equal(again, first[[1, 0, 1]])
+def test_a_text_is_encoded_once(pe, encoded):
+    first = pe(Positions((20,))).layers[0]
+    again = pe(Positions((4,), (5,))).layers[0]
+    given = pe(Positions(ids=torch.tensor([[[6], [5]]]))).layers[0]
+    assert len(encoded) == 1
+    assert again.data_ptr() == first[5:].data_ptr()  # a view of the table
+    assert torch.equal(given[0], first[[6, 5]])
 
 
 @torch.no_grad()
 def test_growth_encodes_the_new_positions_alone(pe, encoded):
-    pe.prepare_range(0, 10)
-    pe.prepare_range(0, 12)
+    pe(Positions((10,)))
+    pe(Positions((12,)))
     seen = [position for call in encoded for position in call]
     assert len(encoded) == 2
     assert len(seen) == len({tuple(position) for position in seen})
@@ -50,191 +63,294 @@ def test_growth_encodes_the_new_positions_alone(pe, encoded):
 
 @torch.no_grad()
 def test_decoding_token_by_token_calls_the_encoder_rarely(pe, encoded):
-    pe.prepare_range(0, 10)
+    pe(Positions((10,)))
     for step in range(10, 130):
-        pe.prepare_range(step, step + 1)
+        pe(Positions((1,), (step,)), 0)
     assert len(encoded) == 2
 
 
 @torch.no_grad()
-def test_ranges_are_views_of_the_table(pe):
-    a = pe.prepare_range(0, 20).layers[0]
-    b = pe.prepare_range(5, 9).layers[0]
-    assert b.data_ptr() == a[5:].data_ptr()
+def test_a_few_positions_far_away_do_not_make_a_long_table(encoded):
+    pe = SeqPE(dim=16, num_digits=5).eval()
+    found = pe(Positions(ids=torch.tensor([[90_000], [3]]))).encoded
+    torch.testing.assert_close(found, pe.encoder.encode_each(torch.tensor([[90_000], [3]])), atol=1e-5, rtol=1e-5)
+    assert sum(map(len, encoded)) == 2
 
 
 @torch.no_grad()
 def test_tables_never_ask_beyond_capacity(pe, encoded):
-    pe.prepare_range(0, 990)
-    pe.prepare_range(0, 1000)
+    pe(Positions((990,)))
+    pe(Positions((1000,)))
     assert max(position[0] for call in encoded for position in call) == 999
 
 
-def test_a_table_with_gaps_finds_its_rows():
-    table = PositionTable(
-        lambda positions: [positions[:, :1] * 10 + positions[:, 1:]], num_dims=2, capacity=10
-    )
-    for asked in ([[3, 4], [0, 1]], [[9, 9]], [[0, 0], [3, 5], [3, 4]]):
-        positions = torch.tensor(asked)
-        assert table.lookup(positions)[0].flatten().tolist() == [a * 10 + b for a, b in asked]
-    assert len(table) == 5
+@torch.no_grad()
+def test_a_grid_is_computed_once(encoded):
+    image = SeqPE(dim=16, **IMAGE).eval()
+    first, again = image(Positions((4, 5), (0, 0))), image(Positions((4, 5), (0, 0)))
+    assert len(encoded) == 1
+    assert all(x is y for x, y in zip(first.layers, again.layers, strict=True))
+    assert first.layers[0].shape == (21, 32)
+    image(Positions((4, 5), (0, 1)))
+    image(Positions((5, 4), (0, 0)))
+    assert len(encoded) == 3
 
 
-def test_tables_are_not_used_where_gradients_are_wanted(pe, encoded):
-    pe(torch.tensor([[1]])).sum().backward()
-    pe(torch.tensor([[1]]))
+def test_nothing_is_reused_where_gradients_are_wanted(pe, encoded):
+    pe(Positions((3,))).layers[0].sum().backward()
+    pe(Positions((3,)))
     assert len(encoded) == 2
     assert pe.encoder.digit_embedding.grad is not None
 
 
-def test_a_frozen_encoder_uses_its_table_while_others_train(pe, encoded):
+def test_a_frozen_encoder_serves_a_model_that_trains(pe, encoded):
     pe.requires_grad_(False)
-    x = torch.randn(1, 16, requires_grad=True)
+    x = torch.randn(3, 32, requires_grad=True)
     with torch.inference_mode():
-        pe(torch.tensor([[1]]))
-    (pe(torch.tensor([[1]])) * x).sum().backward()
+        pe(Positions((3,)))
+    (pe(Positions((3,))).layers[0] * x).sum().backward()
     assert len(encoded) == 1
     assert x.grad is not None
 
 
-def update(pe):
-    with torch.no_grad():
-        pe.encoder.digit_embedding += 1.0
-
-
-def optimise(pe):
-    with torch.enable_grad():
-        optimiser = torch.optim.AdamW(pe.parameters(), lr=0.1)
-        pe(torch.tensor([[1]])).square().sum().backward()
-        optimiser.step()
-
-
-def load(pe):
-    pe.load_state_dict({name: tensor * 1.5 for name, tensor in pe.state_dict().items()})
-
-
-EVENTS = {
-    "train": lambda pe: pe.train().eval(),
-    "parameter update": update,
-    "optimiser step": optimise,
-    "loading weights": load,
-    "moving": lambda pe: pe.to(torch.float64),
-}
-
-
-@pytest.mark.parametrize("event", EVENTS.values(), ids=EVENTS)
 @torch.no_grad()
-def test_tables_are_dropped(pe, encoded, event):
-    positions = torch.tensor([[1], [2]])
-    pe(positions)
-    pe.prepare_range(0, 3)
-    event(pe)
-    encoded.clear()
-    pe(positions)
-    terms = pe.prepare_range(0, 3).layers[0]
-    assert len(encoded) == 2
-    expected = pe.layer_terms(pe.encoder.encode_each(torch.arange(3)[:, None]))[0]
-    torch.testing.assert_close(terms, expected, atol=1e-4, rtol=1e-4)
-
-
-@torch.no_grad()
-def test_evaluating_again_keeps_tables(pe, encoded):
-    pe(torch.tensor([[1]]))
+def test_evaluating_again_keeps_what_is_known(pe, encoded):
+    pe(Positions((3,)))
     pe.eval()
-    pe(torch.tensor([[1]]))
+    pe(Positions((3,)))
     assert len(encoded) == 1
 
 
 @torch.no_grad()
-def test_tables_are_invisible(pe):
+def test_tables_are_neither_saved_nor_pickled(pe):
     before = set(pe.state_dict())
-    pe.prepare_range(0, 50)
-    pe.prepare_grid((5,))
+    size = len(pickle.dumps(pe))
+    pe(Positions((50,)))
     assert set(pe.state_dict()) == before
-    assert len(pickle.dumps(pe)) == len(
-        pickle.dumps(SeqPE(dim=16, num_heads=2, num_layers=2, num_digits=3).eval())
-    )
+    assert len(pickle.dumps(pe)) == size
     twin = copy.deepcopy(pe)
-    update(twin)
-    torch.testing.assert_close(twin(torch.tensor([[1]])), twin.encoder.encode_each(torch.tensor([[1]])))
+    twin.encoder.digit_embedding += 1.0
+    torch.testing.assert_close(twin(Positions((3,))).layers, twin.compute_inputs(Positions((3,))).layers)
+
+
+# Inputs are never stale: inference equals the computation without tables, whatever was done before.
+
+
+def train_in_eval(pe, fused):
+    """Steps of an optimizer on a model in evaluation mode; fused ones leave the versions of parameters at 0."""
+    optimizer = torch.optim.AdamW(pe.parameters(), lr=0.1, fused=fused)
+    for _ in range(2):
+        with torch.enable_grad():
+            pe(Positions((3,) * pe.num_dims)).layers[0].square().sum().backward()
+        optimizer.step()
+
+
+def write_data(where):
+    def write(pe):
+        where(pe.encoder.model.layers[0].fc1.weight.data)
+
+    return write
+
+
+def load(pe, assign=False):
+    state = {name: tensor * 1.5 if tensor.is_floating_point() else tensor for name, tensor in pe.state_dict().items()}
+    pe.load_state_dict(state, assign=assign)
+
+
+@contextlib.contextmanager
+def swapping():
+    """As `.to` and `load_state_dict` will work in coming versions of PyTorch."""
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        yield
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+
+
+def swap_half(pe):
+    with swapping():
+        pe.half()
+        pe.float()
+        pe.encoder.digit_embedding.data.mul_(2)
+
+
+def swap_load(pe):
+    with swapping():
+        load(pe)
+
+
+class Doubled(nn.Module):
+    def forward(self, weight):
+        return weight * 2
+
+
+def parametrize(pe):
+    nn.utils.parametrize.register_parametrization(pe.encoder.out, "weight", Doubled())
+
+
+def quantize(pe):
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+    quantize_(pe.encoder, Int8WeightOnlyConfig())
+    pe(Positions((3,) * pe.num_dims))
+    pe.to(torch.bfloat16)
+
+
+def add_lora(pe):
+    peft.inject_adapter_in_model(peft.LoraConfig(target_modules=["qkv", "fc1"], init_lora_weights=False), pe)
+
+
+def double_output(module, args, output):
+    return output * 2
+
+
+EVENTS = {
+    "optimizer": lambda pe: train_in_eval(pe, fused=False),
+    "fused optimizer": lambda pe: train_in_eval(pe, fused=True),
+    "in place": lambda pe: pe.encoder.place_embedding.mul_(2.0),
+    ".data": write_data(lambda weight: weight.mul_(2)),
+    ".data of a row": write_data(lambda weight: weight[33].mul_(9.0)),
+    ".data of a column": write_data(lambda weight: weight[:, 5].mul_(9.0)),
+    "loading": load,
+    "loading by assignment": lambda pe: load(pe, assign=True),
+    "loading by swap": swap_load,
+    "moving": lambda pe: pe.to(torch.float64),
+    "moving by swap": swap_half,
+    "int8, then moved": quantize,
+    "lora": add_lora,
+    "submodule": lambda pe: setattr(pe.encoder.model.layers, "0", copy.deepcopy(pe.encoder.model.layers[1])),
+    "submodule without parameters": lambda pe: setattr(pe.encoder, "norm", nn.Tanh()),
+    "parametrization": parametrize,
+    "hook": lambda pe: pe.encoder.out.register_forward_hook(double_output),
+    "pre-hook": lambda pe: pe.encoder.out.register_forward_pre_hook(lambda module, args: (args[0] * 2,)),
+    "forward": lambda pe: setattr(pe.encoder.out, "forward", lambda x: x[..., :16]),
+}
+
+
+@pytest.mark.parametrize("event", EVENTS.values(), ids=EVENTS)
+@pytest.mark.parametrize("host", [TEXT, IMAGE], ids=["text", "image"])
+@torch.no_grad()
+def test_inference_is_never_stale(host, event):
+    pe = SeqPE(dim=16, **{**host, "encoder_dim": 48, "final_norm": False, "dropout": 0.0}).eval()
+    positions = Positions((3,) * pe.num_dims, (1,) * pe.num_dims)
+    before = pe(positions).layers[0].clone()
+    event(pe)
+    found, expected = pe(positions).layers[0], pe.compute_inputs(positions).layers[0]
+    torch.testing.assert_close(found, expected, **({} if found.dtype == torch.bfloat16 else CLOSE))
+    if event is not EVENTS["moving"]:
+        assert not torch.allclose(found.float(), before, atol=1e-3)  # the event does change something
 
 
 @torch.no_grad()
-def test_a_grid_is_prepared_once(encoded, pe):
-    image = SeqPE(dim=16, num_heads=2, num_layers=2, num_dims=2, num_prefix=1).eval()
-    a = image.prepare_grid((4, 5), num_prefix=1)
-    b = image.prepare_grid((4, 5), num_prefix=1)
-    assert all(x is y for x, y in zip(a.layers, b.layers))
-    assert a.layers[0].shape == (21, 32)
-    update(image)
-    assert image.prepare_grid((4, 5), num_prefix=1).layers[0] is not a.layers[0]
+def test_adapters_are_switched_off_and_on(pe):
+    positions = Positions((3,))
+    plain = pe(positions).layers[0]
+    config = peft.LoraConfig(target_modules=["qkv", "fc1"], init_lora_weights=False)
+    adapted = peft.get_peft_model(pe, config)
+    with_adapter = pe(positions).layers[0]
+    with adapted.disable_adapter():
+        torch.testing.assert_close(pe(positions).layers[0], plain)
+    torch.testing.assert_close(pe(positions).layers[0], with_adapter)
+    assert not torch.allclose(plain, with_adapter, atol=1e-3)
+    merged = adapted.merge_and_unload()
+    torch.testing.assert_close(merged(positions).layers[0], with_adapter, atol=1e-4, rtol=1e-4)
 
 
 @torch.no_grad()
-def test_a_row_of_patches_does_not_stand_for_a_square():
-    image = SeqPE(dim=16, num_heads=2, num_dims=2).eval()
-    image.prepare_grid((1, 14))
-    square = image.prepare_grid((14, 14)).encoded
-    torch.testing.assert_close(square, image.encoder.encode_each(grid_positions((14, 14))))
+def test_hooks_that_are_removed_leave_no_trace(pe):
+    positions = Positions((3,))
+    plain = pe(positions).layers[0].clone()
+    for add in (pe.encoder.out.register_forward_hook, nn.modules.module.register_module_forward_hook):
+        handle = add(lambda module, args, output: output * 2 if isinstance(module, nn.Linear) else output)
+        try:
+            assert not torch.allclose(pe(positions).layers[0], plain, atol=1e-3)
+        finally:
+            handle.remove()
+        assert torch.equal(pe(positions).layers[0], plain)
 
 
 @torch.no_grad()
-def test_a_range_after_absent_positions():
-    mixed = SeqPE(dim=16, num_heads=2, num_digits=3, allow_absent=True).eval()
-    mixed.prepare(torch.tensor([[-1], [0], [1]]))
-    terms = mixed.layer_terms(mixed.encoder.encode_each(torch.tensor([[0], [1]])))[0]
-    torch.testing.assert_close(mixed.prepare_range(0, 2).layers[0], terms)
+def test_functional_call_uses_the_given_parameters(pe):
+    positions = Positions((3,))
+    plain = pe(positions).layers[0].clone()
+    other = {name: parameter * 2 for name, parameter in pe.named_parameters()}
+    found = torch.func.functional_call(pe, other, (positions,)).layers[0]
+    twin = copy.deepcopy(pe)
+    twin.load_state_dict({**twin.state_dict(), **other})
+    torch.testing.assert_close(found, twin(positions).layers[0])
+    assert torch.equal(pe(positions).layers[0], plain)
 
 
 @torch.no_grad()
-def test_nothing_is_looked_up_and_then_something(pe):
-    assert pe(torch.empty(0, 1, dtype=torch.long)).shape == (0, 16)
-    torch.testing.assert_close(pe(torch.tensor([[7]])), pe.encoder.encode_each(torch.tensor([[7]])))
+def test_dropout_that_is_switched_on_alone_is_drawn_anew():
+    pe = SeqPE(dim=16, **TEXT, dropout=0.5).eval()
+    pe(Positions((3,)))
+    pe.encoder.train()
+    assert not torch.equal(pe(Positions((3,))).layers[0], pe(Positions((3,))).layers[0])
 
 
 @torch.no_grad()
-def test_weights_that_come_and_go_at_one_address_are_told_apart(pe):
-    position, random = torch.tensor([[5]]), np.random.default_rng(0)
-    memory = {name: np.empty(p.shape, np.float32) for name, p in pe.named_parameters()}
-    for _ in range(3):
-        for array in memory.values():
-            random.standard_normal(out=array, dtype=np.float32)
-        weights = {name: torch.from_numpy(array) for name, array in memory.items()}
-        found = torch.func.functional_call(pe, weights, (position,))
-        pe.drop_caches()
-        torch.testing.assert_close(found, torch.func.functional_call(pe, weights, (position,)))
+def test_weights_made_in_inference_mode_are_watched_by_their_values():
+    with torch.inference_mode():
+        pe = SeqPE(dim=16, **TEXT).eval()
+        pe(Positions((3,)))
+        pe.encoder.place_embedding.mul_(2)
+        torch.testing.assert_close(pe(Positions((3,))).layers, pe.compute_inputs(Positions((3,))).layers)
+
+
+@torch.no_grad()
+def test_buffers_of_an_encoding_of_ones_own_are_watched():
+    class Scaled(PositionEncoding):
+        name = "scaled_for_a_test"
+
+        def __init__(self, dim, **kwargs):
+            super().__init__(dim, **kwargs)
+            self.register_buffer("scale", torch.ones(1))
+
+        def encode(self, positions, limit=None):
+            return positions.float() * self.scale
+
+    register_position_encoding(Scaled)
+    try:
+        pe = build_position_encoding("scaled_for_a_test", 8, num_dims=2).eval()
+        pe(Positions((2, 2)))
+        pe.scale.fill_(3.0)
+        assert pe(Positions((2, 2))).encoded.max() == 3.0
+    finally:
+        del POSITION_ENCODINGS["scaled_for_a_test"]
 
 
 @pytest.mark.parametrize("name", ["seqpe", "rope2d_mixed", "ape_learn"])
 @torch.no_grad()
 def test_autocast_does_not_leak_into_grids(name):
-    image = build_position_encoding(
-        name, 16, num_heads=2, num_layers=2, num_dims=2, train_shape=(6, 6)
-    ).eval()
-    expected = [terms.clone() for terms in image.prepare_grid((6, 40)).layers]
-    image.drop_caches()
+    image = build_position_encoding(name, 16, num_heads=2, num_layers=2, num_dims=2, train_shape=(6, 6)).eval()
+    expected = [inputs.clone() for inputs in image(Positions((6, 40))).layers]
+    image.clear_cache()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = image.prepare_grid((6, 40)).layers
+        found = image(Positions((6, 40))).layers
     torch.testing.assert_close(found, expected)
 
 
 def test_autocast_does_not_round_learned_rotations():
     image = build_position_encoding("rope2d_mixed", 16, num_heads=2, num_dims=2).train()
-    expected = image.prepare_grid((6, 40)).layers[0]
+    expected = image(Positions((6, 40))).layers[0]
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        torch.testing.assert_close(image.prepare_grid((6, 40)).layers[0], expected)
+        torch.testing.assert_close(image(Positions((6, 40))).layers[0], expected)
 
 
 @torch.no_grad()
 def test_autocast_does_not_leak_into_tables(pe):
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        rounded = pe(torch.tensor([[1]]))
-    assert rounded.dtype == torch.float32
-    torch.testing.assert_close(pe(torch.tensor([[1]])), pe.encoder.encode_each(torch.tensor([[1]])))
+        first = pe(Positions((3,))).layers[0]
+    assert first.dtype == torch.float32
+    torch.testing.assert_close(first, pe.compute_inputs(Positions((3,))).layers[0])
+
+
+# Frozen tables, for export.
 
 
 @torch.no_grad()
-def test_frozen_table_gives_equal_vectors(pe):
+def test_a_frozen_table_gives_equal_vectors(pe):
     positions = torch.randint(0, 50, (3, 4, 1))
     expected = pe(positions)
     pe.freeze_to_table(50)
@@ -247,14 +363,37 @@ def test_frozen_table_gives_equal_vectors(pe):
 
 @torch.no_grad()
 def test_a_frozen_table_ends_where_weights_may_change(pe):
-    position, other = torch.tensor([[5]]), SeqPE(dim=16, num_heads=2, num_layers=2, num_digits=3).eval()
+    position, other = torch.tensor([[5]]), SeqPE(dim=16, **TEXT).eval()
     pe.freeze_to_table(50).load_state_dict(other.state_dict())
     torch.testing.assert_close(pe(position), other(position))
     pe.freeze_to_table(50).train()
-    update(pe)
+    pe.encoder.digit_embedding += 1.0
     torch.testing.assert_close(pe.eval()(position), pe.encoder.encode_each(position))
 
 
-def test_freezing_beyond_capacity_is_refused(pe):
-    with pytest.raises(ValueError, match="largest allowed position is 999"):
-        pe.freeze_to_table(1001)
+@pytest.mark.parametrize(
+    "positions", [Positions((12, 56)), Positions(ids=torch.tensor([[3, 25]])), torch.tensor([[3, 25]])]
+)
+def test_positions_outside_of_a_frozen_table_are_refused(positions):
+    """(3, 25) of a table of 20 x 20 is not (4, 5)."""
+    pe = SeqPE(dim=16, **IMAGE).eval().freeze_to_table(20)
+    with pytest.raises(ValueError, match=r"outside of the frozen table, which ends at 19; .*freeze_to_table\("):
+        pe(positions)
+
+
+def test_positions_outside_of_a_frozen_table_are_an_error_in_a_graph():
+    pe = SeqPE(dim=16, num_dims=2, encoder_dim=16).eval().freeze_to_table(20)
+    program = torch.export.export(pe, (torch.tensor([[3, 4], [5, 6]]),)).module()
+    with torch.no_grad(), pytest.raises((IndexError, RuntimeError), match="out of|range"):
+        program(torch.tensor([[3, 25], [0, 0]]))
+
+
+@pytest.mark.parametrize(("size", "message"), [(1001, "largest allowed position is 999"), (0, "at least 1"), (-5, "at least 1")])
+def test_a_frozen_table_has_a_sensible_size(pe, size, message):
+    with pytest.raises(ValueError, match=message):
+        pe.freeze_to_table(size)
+
+
+def test_a_frozen_table_that_no_memory_holds_is_refused():
+    with pytest.raises(ValueError, match="freeze a smaller one"):
+        SeqPE(dim=8, num_dims=3, num_digits=4).freeze_to_table(9999)
