@@ -187,7 +187,7 @@ def _text_heatmaps(output: Path) -> list[str]:
     return [
         "<h2>Similarity of position vectors, text</h2>",
         "<p>How alike the vectors of two positions are (dot products; bright is alike): row and column "
-        f"are positions 0 to {positions - 1:,}, of which training texts had the first {TEXT_LENGTH}. A bright "
+        f"are positions 0 to {positions - 1:,}; training texts had the first {TEXT_LENGTH}. A bright "
         "band along the diagonal that fades away from it is what a position encoding should look like: near "
         "positions alike, far ones not. Stripes that repeat every ten or hundred positions mean that the "
         "encoder reads digits, not where they are. The objectives of SeqPE are there to replace the first "

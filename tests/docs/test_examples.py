@@ -23,7 +23,7 @@ def test_example_is_short_enough_to_copy(path: Path) -> None:
     ("name", "printed"),
     [
         ("swap_position_encoding", ["ape_learn 16px", "rope2d_axial 16px", "seqpe 16px"]),
-        ("extend_context", ["rope 64:", "alibi 64:", "seqpe 64:", " 1024: "]),
+        ("extend_context", ["rope 64:", "alibi 64:", "seqpe 64:", "rope+seqpe 64:", " 1024: "]),
         ("video_vit", ["torch.Size([1, 2])"]),
     ],
 )
