@@ -17,31 +17,18 @@ def run(code):
 def test_public_names_are_frozen():
     assert seqpe_zoo.__all__ == [
         "ABSENT",
-        "AttentionOperation",
-        "Host",
         "PositionEncoding",
         "PositionLosses",
-        "Positions",
         "SeqPE",
-        "SeqPEGPT2Config",
-        "SeqPEGPT2LMHeadModel",
-        "SeqPEGPT2Model",
-        "SeqPEOptions",
-        "SeqPEViTConfig",
-        "SeqPEViTForImageClassification",
-        "SeqPEViTModel",
         "build_position_encoding",
         "grid_positions",
-        "list_hosts",
         "list_position_encodings",
         "positions_from_mask",
         "range_positions",
         "register_auto_classes",
-        "register_position_encoding",
         "register_timm",
-        "set_position_encoding",
         "unregister_timm",
-        "with_position_encoding",
+        "zoo_path",
     ]
     assert all(hasattr(seqpe_zoo, name) for name in seqpe_zoo.__all__)
 
