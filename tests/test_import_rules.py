@@ -24,7 +24,7 @@ LEVELS = (
     {"training", "hub", "app"},
     {PACKAGE},
     {"evaluation", "data", "convert", "hosts", "timm_models", "auto_classes"},
-    {"portable", "after_import"},
+    {"portable", "after_import", "cpu_features", "zoo"},
 )
 HEIGHT = {room: -depth for depth, rooms in enumerate(LEVELS) for room in rooms}
 FOLDERS_BESIDE_PACKAGE = {"tests", "train_scripts", "benchmarks"}

@@ -28,9 +28,13 @@ def test_unknown_encoding_lists_the_known_ones() -> None:
 
 def test_unknown_option_lists_the_known_ones() -> None:
     with pytest.raises(TypeError, match=r"'rope' has no option theta; its options are: base"):
-        SeqPEGPT2LMHeadModel(SeqPEGPT2Config.tiny(position_encoding="rope", position_encoding_args={"theta": 1.0}))
+        SeqPEGPT2LMHeadModel(
+            SeqPEGPT2Config.tiny(position_encoding="rope", position_encoding_args={"theta": 1.0})
+        )
     with pytest.raises(TypeError, match=r"'nope' has no option base; its options are: none"):
-        SeqPEGPT2LMHeadModel(SeqPEGPT2Config.tiny(position_encoding="nope", position_encoding_args={"base": 2}))
+        SeqPEGPT2LMHeadModel(
+            SeqPEGPT2Config.tiny(position_encoding="nope", position_encoding_args={"base": 2})
+        )
 
 
 def test_unknown_value_of_an_option_lists_the_known_ones() -> None:
