@@ -149,7 +149,7 @@ def allowed_libraries(filename: str) -> set[str]:
     allowed = {"torch"}
     if filename.startswith(("configuration_", "modeling_")) or filename == "transformers_host.py":
         allowed.add("transformers")
-    if filename in {"vit.py", "modeling_seqpe_vit.py"}:
+    if filename in {"vit.py", "timm_hosts.py", "modeling_seqpe_vit.py"}:
         allowed.add("timm")
     return allowed
 

@@ -1,4 +1,4 @@
-"""Weights say what they are: they load into the encoding and the options that they were trained with, and no other."""
+"""Weights say what they are: they load into the encoding and options they were trained with, and no other."""
 
 import pytest
 import torch
@@ -58,7 +58,7 @@ def test_weights_of_another_kind_are_refused(name, options, other, changed, host
 
 @pytest.mark.parametrize("changed", OF_ANOTHER_SHAPE, ids=str)
 def test_weights_of_another_shape_are_refused(changed):
-    with pytest.raises(RuntimeError, match="size mismatch|Missing key|Unexpected key"):
+    with pytest.raises(RuntimeError, match=r"size mismatch|Missing key|Unexpected key"):
         build("seqpe", changed).load_state_dict(build("seqpe", {}).state_dict())
 
 

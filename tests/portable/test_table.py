@@ -1,4 +1,4 @@
-"""Inference reuses position inputs, and notices whatever changes them; encoder calls are counted to prove it."""
+"""Inference reuses position inputs and notices what changes them; encoder calls are counted to prove it."""
 
 import contextlib
 import copy
@@ -139,7 +139,7 @@ def test_tables_are_neither_saved_nor_pickled(pe):
 
 
 def train_in_eval(pe, fused):
-    """Steps of an optimizer on a model in evaluation mode; fused ones leave the versions of parameters at 0."""
+    """Steps of an optimizer in evaluation mode; fused ones leave the versions of parameters at 0."""
     optimizer = torch.optim.AdamW(pe.parameters(), lr=0.1, fused=fused)
     for _ in range(2):
         with torch.enable_grad():
@@ -393,7 +393,7 @@ def test_positions_outside_of_a_frozen_table_are_refused(positions):
 def test_positions_outside_of_a_frozen_table_are_an_error_in_a_graph():
     pe = SeqPE(dim=16, num_dims=2, encoder_dim=16).eval().freeze_to_table(20)
     program = torch.export.export(pe, (torch.tensor([[3, 4], [5, 6]]),)).module()
-    with torch.no_grad(), pytest.raises((IndexError, RuntimeError), match="out of|range"):
+    with torch.no_grad(), pytest.raises((IndexError, RuntimeError), match=r"out of|range"):
         program(torch.tensor([[3, 25], [0, 0]]))
 
 
