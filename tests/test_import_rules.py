@@ -23,7 +23,7 @@ LEVELS = (
     {"cli", "__main__", "train_scripts", "benchmarks"},
     {"training", "hub", "app"},
     {PACKAGE},
-    {"evaluation", "data", "convert", "timm_models", "auto_classes"},
+    {"evaluation", "data", "convert", "hosts", "timm_models", "auto_classes"},
     {"portable", "after_import", "cpu_features", "zoo"},
 )
 HEIGHT = {room: -depth for depth, rooms in enumerate(LEVELS) for room in rooms}
@@ -147,9 +147,9 @@ def text_found_siblings(source: str) -> set[tuple[int, str]]:
 def allowed_libraries(filename: str) -> set[str]:
     """What a portable file may import beside the standard library."""
     allowed = {"torch"}
-    if filename.startswith(("configuration_", "modeling_")):
+    if filename.startswith(("configuration_", "modeling_")) or filename == "transformers_host.py":
         allowed.add("transformers")
-    if filename in {"vit.py", "modeling_seqpe_vit.py"} or filename.startswith("vit_"):
+    if filename in {"vit.py", "timm_hosts.py", "modeling_seqpe_vit.py"}:
         allowed.add("timm")
     return allowed
 
@@ -210,6 +210,8 @@ def sources_under(*folders: str) -> dict[str, str]:
         ("seqpe_zoo/data/__init__.py", "from ..cli import main"),
         ("seqpe_zoo/data/text.py", "from seqpe_zoo import SeqPE"),
         ("seqpe_zoo/timm_models.py", "def f():\n    import seqpe_zoo.hub.push"),
+        ("seqpe_zoo/hosts.py", "from .training import run_training"),
+        ("seqpe_zoo/portable/seqpe.py", "from ..hosts import Host"),
         (
             "seqpe_zoo/auto_classes.py",
             "from importlib import import_module\nimport_module('seqpe_zoo.training')",
@@ -249,6 +251,7 @@ def test_upward_import_is_reported(path: str, source: str) -> None:
             "train_scripts/train_vit.py",
             "from seqpe_zoo import SeqPE\nfrom seqpe_zoo.training import run_training",
         ),
+        ("seqpe_zoo/hosts.py", "from .portable.encodings import build\nfrom .auto_classes import register"),
         ("benchmarks/run.py", "import timm\nimport seqpe_zoo"),
         ("seqpe_zoo/data/text.py", "import hub  # a library of that name, not the room"),
     ],
@@ -286,6 +289,8 @@ def test_rooms_of_one_level_may_import_each_other_without_circle() -> None:
         ("digits.py", "from transformers import PreTrainedModel"),
         ("digits.py", "import timm"),
         ("digits.py", "def f():\n    import timm.layers"),
+        ("transformers_host.py", "import timm"),
+        ("vit_attention.py", "from timm.layers import use_fused_attn"),
         ("digits.py", "try:\n    import timm\nexcept ImportError:\n    timm = None"),
         ("modeling_seqpe_gpt2.py", "from timm.layers import Mlp"),
         ("vit.py", "from transformers import PreTrainedModel"),
@@ -324,7 +329,7 @@ def test_only_single_dot_sibling_imports_are_portable(source: str) -> None:
         ("configuration_seqpe_gpt2.py", "from transformers import PreTrainedConfig"),
         ("modeling_seqpe_vit.py", "import timm\nimport transformers\nfrom .vit import VisionTransformer"),
         ("vit.py", "from timm.models.vision_transformer import VisionTransformer"),
-        ("vit_attention.py", "from timm.layers import use_fused_attn"),
+        ("transformers_host.py", "from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS"),
     ],
 )
 def test_portable_import_is_accepted(filename: str, source: str) -> None:
@@ -361,6 +366,33 @@ def test_portable_folder_is_flat() -> None:
     ]
     assert paths
     assert flatness_violations(paths) == []
+
+
+def siblings_of(files: set[str], sources: dict[str, str]) -> set[str]:
+    """The files that transformers copies with these, found as it finds them."""
+    found = {f"{sibling}.py" for file in files for _, sibling in text_found_siblings(sources[file])}
+    return files if found <= files else siblings_of(files | found, sources)
+
+
+# What a saved model carries, and how many files that may be (DESIGN.md, section 2).
+SAVED = {
+    "language model": ({"configuration_seqpe.py", "modeling_seqpe.py"}, 9),
+    "ViT of timm": ({"configuration_seqpe_vit.py", "modeling_seqpe_vit.py"}, 10),
+}
+
+
+def test_portable_folder_has_few_files() -> None:
+    sources = sources_under(f"{PACKAGE}/portable")
+    assert len(sources) - 1 <= 16  # the __init__ is not copied
+
+
+@pytest.mark.parametrize("model", SAVED)
+def test_saved_models_carry_few_files(model: str) -> None:
+    named, most = SAVED[model]
+    sources = {Path(path).name: source for path, source in sources_under(f"{PACKAGE}/portable").items()}
+    carried = siblings_of(named, sources)
+    assert named < carried
+    assert len(carried) <= most, sorted(carried)
 
 
 def test_text_search_finds_what_transformers_finds() -> None:

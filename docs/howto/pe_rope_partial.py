@@ -5,44 +5,59 @@ not turn at all, so content keeps its channels at any length.
 """
 
 from dataclasses import dataclass
-from typing import List, Optional
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .pe_rope import Rotary, inverse_frequencies
-from .stages import join_rotation
+from .position_encoding import (
+    AttentionOperation,
+    Options,
+    PositionEncoding,
+    RotateOperation,
+    join_rotation,
+    option,
+    prepend_rows,
+)
+from .positions import range_positions
 
 
 @dataclass(frozen=True)
-class PartialRotaryOptions:
+class PartialRotaryOptions(Options):
     """Options of `rope_partial`.
 
     Attributes:
-        base: as in `rope`.
+        base: as of `rope`.
         share: share of the pairs that turn, those of the highest frequencies.
     """
 
-    base: float = 10000.0
-    share: float = 0.75
-
-    def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
-            raise ValueError(f"share={self.share} must be above 0 and at most 1, which is plain rope")
+    base: float = option(10000.0, least=1, most=1e18, kind=True)
+    share: float = option(0.75, least=0, most=1, kind=True)
 
 
-class PartialRotary(Rotary):
+class PartialRotary(PositionEncoding):
     """Rotates a share of the pairs of queries and keys; extends to any length."""
 
     name = "rope_partial"
+    supported_dims = frozenset({1})
+    flattens = True  # images: patches are numbered through, after class and register tokens
     Options = PartialRotaryOptions
 
-    def __init__(self, dim: int, **kwargs: object) -> None:
+    def __init__(self, dim: int, **kwargs: Any) -> None:
         super().__init__(dim, **kwargs)
-        self.turning = max(1, round(self.options.share * (self.head_dim // 2)))
+        if self.host.head_dim % 2:  # type: ignore[operator]
+            raise ValueError(f"rope_partial rotates pairs, and the head width {self.host.head_dim} is odd")
 
-    def encode(self, positions: Tensor, extent: Optional[List[int]] = None) -> Tensor:
-        frequencies = inverse_frequencies(self.base, self.head_dim // 2, positions.device)
-        turns = torch.arange(self.head_dim // 2, device=positions.device) < self.turning
-        angles = positions.to(torch.float32) * (frequencies * turns)
-        return join_rotation(angles.unsqueeze(-2))
+    def encode(self, positions: Tensor, limit: list[int] | None = None) -> Tensor:
+        pairs = self.host.head_dim // 2  # type: ignore[operator]
+        numbers = torch.arange(pairs, device=positions.device)
+        frequencies = torch.pow(self.options.base, -numbers / pairs)
+        turns = numbers < round(self.options.share * pairs)
+        return join_rotation((positions.float() * (frequencies * turns)).unsqueeze(-2))  # (..., L, D)
+
+    def encode_prefix(self, encoded: Tensor) -> Tensor:
+        numbers = range_positions(self.host.num_prefix, device=encoded.device)
+        return prepend_rows(self.encode(numbers), encoded)
+
+    def make_operation(self) -> AttentionOperation:
+        return RotateOperation()

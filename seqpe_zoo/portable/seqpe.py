@@ -357,23 +357,23 @@ class SeqPE(PositionEncoding):
             self.projection = self.projection[:num_layers]
 
     def check_limit(self, limit: Sequence[int]) -> None:
-        largest, base = max(limit, default=0) - 1, self.options.base
-        table = self.frozen_table
-        if table is not None and largest >= table.shape[0]:
-            raise ValueError(
-                f"position {largest} is outside of the frozen table, which ends at {table.shape[0] - 1}; "
-                f"freeze a larger one with freeze_to_table({largest + 1}), or call unfreeze()"
-            )
-        if largest < self.capacity:
-            return
-        needed = self.options.num_digits
-        while base**needed <= largest:
-            needed += 1
-        raise ValueError(
-            f"position {largest} needs more than num_digits={self.options.num_digits} digits in base {base}; "
-            f"the largest allowed position is {self.capacity - 1}. Use num_digits={needed} (a model trained "
-            "with fewer digits has no embeddings for more of them), or keep texts and images below that size."
-        )
+        base, table = self.options.base, self.frozen_table
+        for side in limit:  # one by one: in a graph max() would compare open sizes with each other
+            if table is not None and side > table.shape[0]:
+                raise ValueError(
+                    f"position {side - 1} is outside of the frozen table, which ends at {table.shape[0] - 1}; "
+                    f"freeze a larger one with freeze_to_table({side}), or call unfreeze()"
+                )
+            if side > self.capacity:
+                needed = self.options.num_digits
+                while base**needed < side:
+                    needed += 1
+                raise ValueError(
+                    f"position {side - 1} needs more than num_digits={self.options.num_digits} digits in base "
+                    f"{base}; the largest allowed position is {self.capacity - 1}. Use num_digits={needed} (a "
+                    "model trained with fewer digits has no embeddings for more of them), or keep texts and "
+                    "images below that size."
+                )
 
     def _encode_stretched(self, positions: Tensor, limit: list[int] | None) -> Tensor:
         """Vectors of the training context, stretched where positions reach beyond it."""

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from seqpe_zoo.portable.configuration_seqpe import SeqPEGPT2Config
-from seqpe_zoo.portable.modeling_seqpe import SeqPEGPT2LMHeadModel
 from seqpe_zoo.portable.encodings import list_position_encodings
+from seqpe_zoo.portable.modeling_seqpe import SeqPEGPT2LMHeadModel
 from tests.gpt2.cases import random_tokens, tiny_config, tiny_model
 
 capacity = pytest.mark.parametrize(
@@ -28,9 +28,13 @@ def test_unknown_encoding_lists_the_known_ones() -> None:
 
 def test_unknown_option_lists_the_known_ones() -> None:
     with pytest.raises(TypeError, match=r"'rope' has no option theta; its options are: base"):
-        SeqPEGPT2LMHeadModel(SeqPEGPT2Config.tiny(position_encoding="rope", position_encoding_args={"theta": 1.0}))
+        SeqPEGPT2LMHeadModel(
+            SeqPEGPT2Config.tiny(position_encoding="rope", position_encoding_args={"theta": 1.0})
+        )
     with pytest.raises(TypeError, match=r"'nope' has no option base; its options are: none"):
-        SeqPEGPT2LMHeadModel(SeqPEGPT2Config.tiny(position_encoding="nope", position_encoding_args={"base": 2}))
+        SeqPEGPT2LMHeadModel(
+            SeqPEGPT2Config.tiny(position_encoding="nope", position_encoding_args={"base": 2})
+        )
 
 
 def test_unknown_value_of_an_option_lists_the_known_ones() -> None:
@@ -52,7 +56,7 @@ def test_heads_that_do_not_divide_the_width_are_refused() -> None:
 
 
 def test_odd_heads_of_rope_are_refused() -> None:
-    with pytest.raises(ValueError, match="head width 3 .* multiple of 2"):
+    with pytest.raises(ValueError, match=r"head width 3 .* multiple of 2"):
         SeqPEGPT2LMHeadModel(SeqPEGPT2Config.tiny(position_encoding="rope", n_embd=12, n_head=4))
 
 

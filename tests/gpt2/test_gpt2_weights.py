@@ -61,7 +61,9 @@ def test_paper_preset_has_the_sizes_of_the_release() -> None:
     with torch.device("meta"):
         model = SeqPEGPT2LMHeadModel(SeqPEGPT2Config.paper())
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
-    encoder = sum(size for name, size in sizes.items() if name.startswith("transformer.position_encoding.encoder."))
+    encoder = sum(
+        size for name, size in sizes.items() if name.startswith("transformer.position_encoding.encoder.")
+    )
     assert encoder == 14_780_160
     assert sum(sizes.values()) - encoder == 124_834_560
 

@@ -191,7 +191,9 @@ def test_parity_of_the_encoded_positions(fixture: Fixture) -> None:
     for key, expected in fixture.tensors.items():
         if not key.startswith("pe_") or not key.removeprefix("pe_").isdigit():
             continue
-        encoded = fixture.model.transformer.position_encoding.encode(torch.arange(expected.shape[-2]).unsqueeze(-1))
+        encoded = fixture.model.transformer.position_encoding.encode(
+            torch.arange(expected.shape[-2]).unsqueeze(-1)
+        )
         torch.testing.assert_close(encoded, expected.reshape(encoded.shape), **TOLERANCE)
 
 

@@ -20,6 +20,10 @@ OTHERS = [
     ("rope", "alibi", {}),
     ("nope", "rope", {}),
     ("seqpe_input_shared", "ape_sin", {}),
+    ("rope", "rope", {"base": 500.0}),
+    ("seqpe_bias_shared", "seqpe", {"bias_scale": 2.0}),
+    ("seqpe_bias_shared", "seqpe", {"mask_padding": True}),
+    ("seqpe_mul_shared", "seqpe", {"encoder_heads": 2}),
 ]
 
 

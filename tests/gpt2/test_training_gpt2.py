@@ -80,7 +80,9 @@ def test_shift_moves_queries_and_keys_together(integration: str) -> None:
 def test_objectives_of_weight_zero_cost_nothing() -> None:
     model = seqpe_model(distance_weight=0.0, ood_weight=0.0, shift_probability=0.0).train()
     tokens, encoded, state = random_tokens(2, 12), [], torch.get_rng_state()
-    model.transformer.position_encoding.encoder.register_forward_hook(lambda module, args, output: encoded.append(args[0]))
+    model.transformer.position_encoding.encoder.register_forward_hook(
+        lambda module, args, output: encoded.append(args[0])
+    )
     output = model(tokens, labels=tokens)
     assert torch.equal(torch.get_rng_state(), state)
     assert [positions.numel() for positions in encoded] == [12]
@@ -89,7 +91,9 @@ def test_objectives_of_weight_zero_cost_nothing() -> None:
 
 def test_one_encoder_call_serves_the_main_task_and_both_objectives() -> None:
     model, tokens, calls = seqpe_model().train(), random_tokens(2, 12), []
-    model.transformer.position_encoding.encoder.register_forward_hook(lambda module, args, output: calls.append(1))
+    model.transformer.position_encoding.encoder.register_forward_hook(
+        lambda module, args, output: calls.append(1)
+    )
     model(tokens, labels=tokens)
     assert len(calls) == 1
 
@@ -97,7 +101,9 @@ def test_one_encoder_call_serves_the_main_task_and_both_objectives() -> None:
 def test_random_shift_moves_the_start() -> None:
     model, tokens = seqpe_model(shift_probability=1.0).train(), random_tokens(4, 12)
     seen = []
-    model.transformer.position_encoding.encoder.register_forward_hook(lambda module, args, output: seen.append(args[0]))
+    model.transformer.position_encoding.encoder.register_forward_hook(
+        lambda module, args, output: seen.append(args[0])
+    )
     model(tokens, labels=tokens)
     assert seen[0].max() > 100
 

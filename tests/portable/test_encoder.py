@@ -140,7 +140,7 @@ def test_a_graph_does_not_wrap_positions_that_are_too_large():
         positions = torch.tensor([[99, 0], [1, 2]])
         torch.testing.assert_close(program(positions), encoder(positions), atol=1e-5, rtol=1e-5)
         for too_large in ([[100, 0], [1, 2]], [[0, 100], [1, 2]]):
-            with pytest.raises((IndexError, RuntimeError), match="out of|range"):
+            with pytest.raises((IndexError, RuntimeError), match=r"out of|range"):
                 program(torch.tensor(too_large))
 
 

@@ -248,7 +248,11 @@ def test_the_registry_names_are_those_of_the_design():
             ValueError,
             "encoder_heads=3",
         ),
-        (lambda: build_position_encoding("seqpe", 16, temperature=0), ValueError, "temperature=0 must be at least"),
+        (
+            lambda: build_position_encoding("seqpe", 16, temperature=0),
+            ValueError,
+            "temperature=0 must be at least",
+        ),
         (
             lambda: build_position_encoding("seqpe", 16, num_dims=0),
             ValueError,
@@ -373,7 +377,12 @@ BAD_OPTIONS = [
     ("seqpe", {"integration": ["mul"]}, TypeError, "integration=.* must be of type str, not list"),
     ("seqpe", {"base": 10**6}, ValueError, "base=1000000 must be at most 65536"),
     ("seqpe", {"max_position": 10**10, "num_digits": 12}, ValueError, "more than 64-bit integers can number"),
-    ("seqpe", {"extrapolation": "interpolate", "allow_absent": True}, ValueError, "needs extrapolation='extend'"),
+    (
+        "seqpe",
+        {"extrapolation": "interpolate", "allow_absent": True},
+        ValueError,
+        "needs extrapolation='extend'",
+    ),
     ("rope", {"base": -3}, ValueError, "base=-3 must be at least 1"),
     ("rope", {"base": "1e4"}, TypeError, "base='1e4' must be of type float, not str"),
     ("rope", {"base": float("inf")}, ValueError, "base=inf must be a finite number"),

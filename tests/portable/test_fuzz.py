@@ -21,9 +21,8 @@ from seqpe_zoo.portable.positions import Positions, grid_positions
 CASES = 2000
 
 WRONG = [float("nan"), float("inf"), -1, -0.5, 0, "3", None, True, [2], 10**19, 1e300, (1,)]
-DTYPES = [torch.int64] * 6 + [
-    torch.uint8, torch.int8, torch.int16, torch.int32, torch.uint16, torch.uint32, torch.uint64, torch.float32, torch.bool
-]  # fmt: skip
+SMALL = ["uint8", "int8", "int16", "int32", "uint16", "uint32", "uint64", "float32", "bool"]
+DTYPES = [torch.int64] * 12 + [getattr(torch, name) for name in SMALL]
 
 
 def draw_options(rng: random.Random, name: str) -> dict[str, Any]:
@@ -40,13 +39,15 @@ def draw_options(rng: random.Random, name: str) -> dict[str, Any]:
             "num_digits": [None, 1, 2, 3, 5, 18], "base": [2, 3, 10, 16, 100], "encoder_dim": [None, 4, 8, 9],
             "encoder_heads": [None, 1, 2, 3], "encoder_layers": [1, 2, 3], "encoder_causal": [True, False],
             "dropout": [0, 0.1, 1.0], "attention_dropout": [0.0, 0.5, 1], "final_norm": [True, False],
-            "temperature": [1.0, 0.5, 1e-6, 1e6], "mask_padding": [True, False], "allow_absent": [True, False],
-            "integration": [None, "mul", "sum", "bias", "input"], "projection": [None, "per_layer", "shared", "none"],
+            "temperature": [1.0, 0.5, 1e-6, 1e6], "mask_padding": [True, False],
+            "allow_absent": [True, False], "integration": [None, "mul", "sum", "bias", "input"],
+            "projection": [None, "per_layer", "shared", "none"],
             "multi_head": [True, False], "bias_scale": [1, 0.5, -1.0], "init": ["fan_in", "release"],
-            "init_scale": [0, 2.0], "extrapolation": ["extend", "interpolate"], "distance_weight": [0.0, 0.1, 3],
-            "ood_weight": [0.0, 0.1], "shift_probability": [0.0, 0.5, 1.0], "shift_scope": ["example", "batch"],
-            "max_position": [None, 1, 2, 10, 99, 10**9, 10**12], "num_pivots": [1, 4], "num_candidates": [2, 8],
-            "num_starts": [1, 3], "num_transfer": [1, 6], "local_range": [1, 30],
+            "init_scale": [0, 2.0], "extrapolation": ["extend", "interpolate"],
+            "distance_weight": [0.0, 0.1, 3], "ood_weight": [0.0, 0.1],
+            "shift_probability": [0.0, 0.5, 1.0], "shift_scope": ["example", "batch"],
+            "max_position": [None, 1, 2, 10, 99, 10**9, 10**12], "num_pivots": [1, 4],
+            "num_candidates": [2, 8], "num_starts": [1, 3], "num_transfer": [1, 6], "local_range": [1, 30],
             "ood_form": ["paper", "release", "release_mse"], "ood_heads": [None, 1, 2, 5],
         },
     }  # fmt: skip
@@ -104,7 +105,7 @@ def draw_positions(rng: random.Random, encoding: Any) -> Any:
     if rng.random() < 0.05:
         return rng.choice([[[1]], 3, "1", None, torch.zeros(()), torch.zeros(3, 7, dtype=torch.long)])
     shape = rng.choice([(5,), (2, 4), (0,), (3, 0), (1,)])
-    low = -1 if rng.random() < 0.3 else 0
+    low = -1 if rng.random() < (0.7 if encoding.allow_absent else 0.1) else 0
     high = rng.choice([side, side, 120, 255, min(bound, 2**62)])
     if encoding.name in ("ape_learn", "rope2d_axial", "rope2d_mixed") or getattr(
         encoding, "interpolates", False

@@ -138,7 +138,13 @@ def test_a_users_generator_is_used():
 def test_absent_coordinates_are_not_shifted():
     """A word (t, absent, absent) and a patch (t, row, column): a shift moves what is there."""
     pe = SeqPE(
-        dim=16, num_dims=3, num_digits=2, allow_absent=True, dropout=0.0, shift_probability=1.0, ood_weight=0.0
+        dim=16,
+        num_dims=3,
+        num_digits=2,
+        allow_absent=True,
+        dropout=0.0,
+        shift_probability=1.0,
+        ood_weight=0.0,
     ).train()
     seen = []
     forward = pe.encoder.forward

@@ -154,7 +154,8 @@ def test_what_is_no_tensor_is_refused_in_positions_too(given):
 
 
 @pytest.mark.parametrize(
-    ("size", "start"), [((3,), ()), ((3, -1), ()), ((3, 2.0), ()), ((3, 4), (1,)), ((3, 4), (0, -1)), (5, ()), (None, ())]
+    ("size", "start"),
+    [((3,), ()), ((3, -1), ()), ((3, 2.0), ()), ((3, 4), (1,)), ((3, 4), (0, -1)), (5, ()), (None, ())],
 )
 def test_grids_are_whole_numbers_for_each_dimension(size, start):
     with pytest.raises(ValueError, match="must be 2 whole numbers from 0 on"):
