@@ -20,6 +20,17 @@ TESTED_HOSTS: dict[str, str] = {
 """Model types of transformers that the tests run, by kind. Others with transformers' attention interface work
 by the same mechanism."""
 
+UNSUPPORTED = {
+    "keyword arguments do not reach its attention layers": "stablelm nemotron siglip_vision_model aimv2_vision_model",
+    "its attention does not go through transformers' attention interface": (
+        "gpt_neo gptj falcon mpt codegen bloom xglm deberta deberta-v2 roformer"
+    ),
+    "its cache is of a type of its own": "minimax",
+    "its layers run several times in a forward pass": "hrm_text",
+    "its key heads are repeated in another order": "jetmoe",
+}
+"""Model types of transformers that cannot have another position encoding, by reason."""
+
 
 class Host(NamedTuple):
     """A type of model that can have any of these position encodings."""
@@ -72,7 +83,6 @@ def with_position_encoding(
     from .portable.configuration_seqpe import position_config_class
     from .portable.encodings import position_encoding_class
     from .portable.position_encoding import check_value, parse_options
-    from .portable.transformers_host import check_supported
 
     if not isinstance(config, PreTrainedConfig):
         raise TypeError(
@@ -96,7 +106,7 @@ def with_position_encoding(
     made = position_config_class(type(config)).from_dict({**config.to_dict(), **chosen})
     made._attn_implementation_internal = config._attn_implementation_internal
     made._name_or_path = config._name_or_path
-    check_supported(made)
+    _check_supported(made)
     return made
 
 
@@ -164,6 +174,29 @@ def set_position_encoding(
     return model
 
 
+def _check_supported(config: Any) -> None:
+    """Raises ValueError, with the reason, for a model that cannot have another position encoding."""
+    native = config.native_model_type
+    reasons = [why for why, names in UNSUPPORTED.items() if native in names.split()]
+    if getattr(config, "attn_logit_softcapping", None):
+        reasons.append("it caps its scores (attn_logit_softcapping), which sdpa cannot do")
+    if getattr(config, "kv_lora_rank", None):
+        reasons.append("its heads are compressed (kv_lora_rank)")
+    if getattr(config, "num_kv_shared_layers", None):
+        reasons.append("its layers share keys (num_kv_shared_layers)")
+    if getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False):
+        reasons.append("it has cross-attention, whose keys are another text")
+    if getattr(config, "hidden_size", None) is None:
+        reasons.append("its config is made of several; give the text or the vision model by itself")
+    if "AutoModel" not in config.auto_map:
+        reasons.append("it has no base model")
+    if reasons:
+        raise ValueError(
+            f"a model of type {native!r} cannot have another position encoding: {'; '.join(reasons)}. "
+            "seqpe_zoo.list_hosts() lists what works"
+        )
+
+
 def _family(model: Any) -> str:
     """The library of a model.
 
@@ -197,9 +230,13 @@ def _family(model: Any) -> str:
 def _refuse_wrapped(model: Any) -> None:
     """Raises ValueError for a model that something else has changed already."""
     if hasattr(model, "position_host"):
-        raise ValueError(f"{type(model).__name__} has another position encoding already; load the plain model")
+        raise ValueError(
+            f"{type(model).__name__} has another position encoding already; load the plain model"
+        )
     if getattr(model, "_hf_peft_config_loaded", False):
-        raise ValueError("the model has an adapter; unload it, or call set_position_encoding before adding it")
+        raise ValueError(
+            "the model has an adapter; unload it, or call set_position_encoding before adding it"
+        )
     hooked = "forward" in vars(model) or hasattr(model, "_hf_hook")
     sharded = any(hasattr(p, "placements") for p in model.parameters())
     if hooked or sharded:

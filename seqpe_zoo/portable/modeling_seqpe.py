@@ -78,7 +78,9 @@ def make_position_class(native: Any, host_class: Any, module: str, class_of: Any
         class_of: makes the class of the base model in turn.
     """
     config = position_config_class(native.config_class)
-    base_name = modeling_auto.MODEL_MAPPING_NAMES[config.native_model_type]
+    base_name = modeling_auto.MODEL_MAPPING_NAMES.get(config.native_model_type)
+    if base_name is None:
+        raise ValueError(f"{native.__name__} has no base model; position encodings cannot be added to it")
     base_name = base_name if isinstance(base_name, str) else base_name[0]
     base_name = BASE_CLASSES.get(config.native_model_type, base_name)
     is_base = native.__name__ == base_name

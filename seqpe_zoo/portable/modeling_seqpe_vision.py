@@ -12,7 +12,7 @@ import transformers
 from torch import Tensor, nn
 
 from .modeling_seqpe import make_position_class
-from .positions import Positions, grid_positions
+from .positions import Positions
 from .transformers_host import PositionContext, PositionHost, spec_of_attention
 
 
@@ -23,7 +23,9 @@ class VisionHost(PositionHost):
         super().add_positions()
         if self.position_encoding.changes_input:
             blocks = [part for part in self.modules() if isinstance(part, nn.ModuleList)]  # type: ignore[attr-defined]
-            block = next(part[0] for part in blocks if any(hasattr(m, "position_layer") for m in part[0].modules()))
+            block = next(
+                part[0] for part in blocks if any(hasattr(m, "position_layer") for m in part[0].modules())
+            )
             block.register_forward_pre_hook(add_to_input, with_kwargs=True)
 
     def host_spec(self, layers: list[Any]) -> dict[str, Any]:
@@ -34,7 +36,12 @@ class VisionHost(PositionHost):
 
     def _count_prefix_tokens(self) -> int:
         """Counts class, distillation and register tokens, which come before the patches."""
-        embeddings: Any = self.embeddings  # type: ignore[attr-defined]
+        embeddings: Any = getattr(self, "embeddings", None)
+        if embeddings is None:
+            raise ValueError(
+                f"{type(self).__name__} has no module `embeddings`, so that the tokens before its patches are "
+                "not known; position encodings cannot be added to it"
+            )
         single = ("cls_token", "class_embedding", "distillation_token")
         registers = getattr(embeddings, "register_tokens", None)
         count = sum(getattr(embeddings, name, None) is not None for name in single)
@@ -46,27 +53,35 @@ class VisionHost(PositionHost):
             if hasattr(part, "interpolate_pos_encoding"):
                 _remove_image_table(part)
 
-    def _positions_of_step(self, given: dict[str, Any], tokens: Tensor, cache: Any) -> PositionContext:
-        inputs = self.position_encoding(
-            self._positions(given, tokens), tokens.shape[0], tokens.device, self.wants_objectives
-        )
-        checkpoints = self.training and self.is_gradient_checkpointing  # type: ignore[attr-defined]
-        return PositionContext(self.position_encoding, inputs, inputs.layers, not checkpoints)
-
-    def _positions(self, given: dict[str, Any], pixels: Tensor) -> Positions:
-        """Positions of the patches of images (B, channels, height, width)."""
+    def make_context(self, given: dict[str, Any], tokens: Tensor, cache: Any) -> PositionContext:
+        """Makes the context of images (B, channels, height, width); patches have their places in the grid."""
         patch = _pair(self.config.patch_size)  # type: ignore[attr-defined]
-        size = (pixels.shape[-2] // patch[0], pixels.shape[-1] // patch[1])
+        size = (tokens.shape[-2] // patch[0], tokens.shape[-1] // patch[1])
+        inputs = self.position_encoding(
+            Positions(size, (0, 0)), tokens.shape[0], tokens.device, self.wants_objectives
+        )
         if "interpolate_pos_encoding" in self.argument_names and not self.config.keep_native:  # type: ignore[attr-defined]
             given["interpolate_pos_encoding"] = True  # any size; what would be interpolated is zero
-        if "noise" not in self.argument_names:
-            return Positions(size, (0, 0))
-        # Masked autoencoders keep the patches of least noise, in that order.
+        if "noise" in self.argument_names:
+            inputs = inputs.map(functools.partial(self._kept_rows, self._kept_patches(given, tokens, size)))
+        checkpoints = self.training and self.is_gradient_checkpointing  # type: ignore[attr-defined]
+        return PositionContext(
+            self.position_encoding, self.position_operation, inputs, inputs.layers, not checkpoints
+        )
+
+    def _kept_patches(self, given: dict[str, Any], pixels: Tensor, size: tuple[int, int]) -> Tensor:
+        """Patches (B, kept) that a masked autoencoder keeps: those of least noise, in that order."""
         count = size[0] * size[1]
         if given.get("noise") is None:
             given["noise"] = torch.rand(pixels.shape[0], count, device=pixels.device)
-        kept = given["noise"].argsort(dim=1)[:, : int(count * (1 - self.config.mask_ratio))]  # type: ignore[attr-defined]
-        return Positions(ids=grid_positions(size, device=pixels.device)[kept], bound=max(size))
+        return given["noise"].argsort(dim=1)[:, : int(count * (1 - self.config.mask_ratio))]  # type: ignore[attr-defined]
+
+    def _kept_rows(self, kept: Tensor, inputs: Tensor) -> Tensor:
+        """Rows (B, prefix + kept, T) of class tokens and kept patches."""
+        prefix = self.position_encoding.host.num_prefix
+        rows = torch.cat([kept.new_tensor(range(prefix)).expand(kept.shape[0], prefix), kept + prefix], dim=1)
+        inputs = inputs.expand(kept.shape[0], *inputs.shape[-2:])
+        return inputs.gather(1, rows.unsqueeze(-1).expand(*rows.shape, inputs.shape[-1]))
 
 
 def _pair(size: Any) -> tuple[int, int]:

@@ -9,10 +9,13 @@ name. What cannot work is refused when the model is built, with the reason.
 
 import functools
 import inspect
+import re
 import sys
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -22,6 +25,7 @@ from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
 from .encodings import build_position_encoding
 from .objectives import share_of_batch
 from .position_encoding import (
+    AttentionOperation,
     PositionEncoding,
     PositionInputs,
     PositionLosses,
@@ -44,28 +48,29 @@ MAX_FLASH_HEAD = 256
 # Attention.
 
 
+@dataclass
 class PositionContext:
     """What attention layers need of the positions of a forward pass.
 
     Attributes:
         encoding: the position encoding.
+        operation: what attention does with positions.
         inputs: position inputs of the new tokens.
-        key_layers: position inputs of all keys, for each layer.
-        operation: what attention does with them.
+        key_layers: position inputs of all keys, for each layer; only for operations that add scores.
         shares_masks: whether layers that share W_PE share their mask with position scores; not under gradient
             checkpointing, where each layer is computed twice and must compute the same.
         placed: layers whose keys have their positions already, because they passed the cache.
-        reached: layers that were reached, counted.
+        is_reached: whether an attention layer has run.
     """
 
-    def __init__(
-        self, encoding: PositionEncoding, inputs: PositionInputs, key_layers: list[Tensor], shares_masks: bool
-    ) -> None:
-        self.encoding, self.operation, self.inputs = encoding, encoding.make_operation(), inputs
-        self.key_layers, self.shares_masks = key_layers, shares_masks
-        self.placed: set[int] = set()
-        self.reached = 0
-        self.masks: dict[Any, tuple[Any, Tensor]] = {}
+    encoding: PositionEncoding
+    operation: AttentionOperation
+    inputs: PositionInputs
+    key_layers: list[Tensor]
+    shares_masks: bool
+    masks: dict[Any, tuple[Any, Tensor]] = field(default_factory=dict)
+    placed: set[int] = field(default_factory=set)
+    is_reached: bool = False
 
 
 def attention_with_positions(
@@ -86,10 +91,12 @@ def attention_with_positions(
             "have another position encoding"
         )
     context, layer, width = position_context, module.position_layer, value.shape[-1]
-    context.reached += 1
+    context.is_reached = True
     operation, inputs = context.operation, context.inputs.layers[layer].to(query.device)
     if inputs.shape[-2] != query.shape[2]:
-        raise RuntimeError(f"{query.shape[2]} tokens reached attention, but {inputs.shape[-2]} have positions")
+        raise RuntimeError(
+            f"{query.shape[2]} tokens reached attention, but {inputs.shape[-2]} have positions"
+        )
     query = operation.on_query(query, inputs)
     if layer not in context.placed:
         key = operation.on_key(key, inputs)
@@ -110,24 +117,29 @@ def attention_with_positions(
 
 def fits_in_mask(implementation: str, query: Tensor, key: Tensor, factors: tuple[Tensor, Tensor]) -> bool:
     """Whether scores go into the mask; only eager attention and sdpa take one, and only of moderate size."""
-    if implementation == "eager" or is_traced():
+    if implementation != "sdpa" or is_traced():
         return implementation in ("eager", "sdpa")
     rows = factors[0].shape[0] if factors[0].ndim == 4 else 1
-    share = min(1.0, factors[0].shape[-1] / query.shape[-1])  # narrow factors cost less in heads
     elements = rows * query.shape[1] * query.shape[2] * key.shape[2]
-    return implementation == "sdpa" and (query.shape[2] == 1 or elements <= MAX_SCORE_MASK * share)
+    share = min(1.0, factors[0].shape[-1] / query.shape[-1])  # narrow factors cost less in heads
+    return query.shape[2] == 1 or elements <= MAX_SCORE_MASK * share
 
 
 def score_mask(
-    context: PositionContext, module: Any, q: Tensor, k: Tensor, factors: Any, mask: Tensor | None, scaling: float
+    context: PositionContext,
+    module: Any,
+    q: Tensor,
+    k: Tensor,
+    factors: Any,
+    mask: Tensor | None,
+    scaling: float,
 ) -> Tensor:
     """The mask with position scores in it, (1 or B, H, L, S); made once for layers that share W_PE."""
-    layer = module.position_layer
-    key = (id(mask), id(context.inputs.layers[layer]), id(context.key_layers[layer]), k.shape[2], scaling)
+    key = (id(mask), id(context.inputs.layers[module.position_layer]), k.shape[2], scaling)
     if key in context.masks:
         return context.masks[key][1]
     visible = mask
-    if visible is None and getattr(module, "is_causal", False) and q.shape[2] > 1:
+    if visible is None and q.shape[2] > 1 and getattr(module, "is_causal", False):
         visible = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
     elif visible is not None and visible.stride(0) == 0:
         visible = visible[:1]  # no padding: all rows are equal
@@ -173,7 +185,7 @@ class AttentionConfig:
 
     @property
     def _attn_implementation(self) -> str:
-        name = PREFIX + (self._config._attn_implementation or "sdpa")
+        name = PREFIX + self._config._attn_implementation
         if name not in ALL_ATTENTION_FUNCTIONS:
             function = functools.partial(attention_with_positions, name.removeprefix(PREFIX))
             ALL_ATTENTION_FUNCTIONS.register(name, function)
@@ -185,11 +197,19 @@ class AttentionConfig:
         return getattr(self._config, name)
 
 
+@dataclass
 class CacheWithPositions:
-    """Stands before a cache for one forward pass: keys get their positions as they enter it."""
+    """Stands before a cache for one forward pass: keys get their positions as they enter it.
 
-    def __init__(self, cache: Any, context: PositionContext, numbers: dict[int, int]) -> None:
-        self.cache, self.context, self.numbers = cache, context, numbers
+    Attributes:
+        cache: the cache itself.
+        context: positions of the pass.
+        numbers: for the index of a layer in the cache its number among attention layers.
+    """
+
+    cache: Any
+    context: PositionContext
+    numbers: dict[int, int]
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
         """Changes the new keys, then updates the cache."""
@@ -199,8 +219,6 @@ class CacheWithPositions:
         return self.cache.update(key, value, layer_idx, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "cache":
-            raise AttributeError(name)
         return getattr(self.cache, name)
 
 
@@ -208,7 +226,12 @@ class CacheWithPositions:
 
 
 def query_positions(
-    length: int, past: Any, position_ids: Tensor | None, attention_mask: Any, device: Any
+    length: int,
+    past: Any,
+    position_ids: Tensor | None,
+    attention_mask: Any,
+    device: Any,
+    bound: int | None = None,
 ) -> Positions:
     """Decides the positions of new tokens: what the caller says, else counted over real tokens.
 
@@ -216,18 +239,23 @@ def query_positions(
 
     Args:
         length: new tokens in a row.
-        past: tokens in the cache, a tensor for caches of fixed size in a graph.
+        past: tokens in the cache, a tensor for caches of fixed size.
         position_ids: (1 or B, L); has the last word.
         attention_mask: (B, past + L), nonzero for real tokens. Prepared masks say nothing about positions.
         device: where tokens are.
+        bound: what positions in a cache of fixed size are below.
     """
     if position_ids is not None:
-        return given_positions(position_ids, length)
-    if isinstance(attention_mask, Tensor) and attention_mask.ndim == 2 and may_be_padded(attention_mask, past):
+        return given_positions(position_ids, length, bound)
+    if (
+        isinstance(attention_mask, Tensor)
+        and attention_mask.ndim == 2
+        and may_be_padded(attention_mask, past)
+    ):
         places = torch.arange(length, device=attention_mask.device) + past
         return Positions(ids=positions_from_mask(attention_mask)[:, places], bound=attention_mask.shape[1])
     if isinstance(past, Tensor):
-        return Positions(ids=(torch.arange(length, device=device) + past).unsqueeze(-1))
+        return Positions(ids=(torch.arange(length, device=device) + past).unsqueeze(-1), bound=bound)
     return Positions((length,), (past,))
 
 
@@ -237,7 +265,7 @@ def may_be_padded(mask: Tensor, past: Any) -> bool:
     return is_traced() or not is_known or bool((mask == 0).any())
 
 
-def given_positions(position_ids: Any, length: int) -> Positions:
+def given_positions(position_ids: Any, length: int, bound: int | None = None) -> Positions:
     """Positions that the caller gives, as a range where all rows are known to be one."""
     if not isinstance(position_ids, Tensor) or position_ids.shape[-1] != length:
         shown = position_ids.shape if isinstance(position_ids, Tensor) else type(position_ids).__name__
@@ -246,23 +274,29 @@ def given_positions(position_ids: Any, length: int) -> Positions:
         )
     ids = position_ids.reshape(-1, length)
     if ids.device.type == "cpu" and not is_traced() and ids.numel() > 0:
-        start = int(ids[0, 0])
+        start, bound = int(ids[0, 0]), None
         if start >= 0 and bool((ids == torch.arange(start, start + length)).all()):
             return Positions((length,), (start,))
-    return Positions(ids=(ids[0] if ids.shape[0] == 1 else ids).unsqueeze(-1))
+    return Positions(ids=(ids[0] if ids.shape[0] == 1 else ids).unsqueeze(-1), bound=bound)
 
 
-def key_positions(cache: Any, new: Positions, past: Any, attention_mask: Any) -> Positions:
-    """Returns the positions of all keys, those of the new tokens last, and remembers them on the cache."""
+def key_positions(cache: Any, new: Positions, past: Any, attention_mask: Any, length: int) -> Positions:
+    """Returns the positions of all keys, those of the new tokens last, and remembers them on the cache.
+
+    Args:
+        cache: of transformers.
+        new: positions of the new tokens.
+        past: tokens in the cache; what it remembers of more is dropped, for it may have been cropped.
+        attention_mask: padding mask of all tokens, for a cache that another model has filled.
+        length: rows of its longest layer; one of fixed size has some that hold no keys yet.
+    """
     known = getattr(cache, "key_positions", None)
     if isinstance(past, int) and past == 0:
         known = new
-    elif known is None:
-        known = join_positions(keys_of_other_cache(new, past, attention_mask), new, past)
-    elif known.size is not None and new.size is not None and known.start[0] + past == new.start[0]:
-        known = Positions((past + new.size[0],), known.start)  # a cache may have been cropped to `past`
+    elif known and known.size and new.size and known.start[0] + past == new.start[0]:
+        known = Positions((past + new.size[0],), known.start)
     else:
-        known = join_positions(known, new, past)
+        known = join_positions(known or keys_of_other_cache(new, past, attention_mask), new, past, length)
     cache.key_positions = known
     return known
 
@@ -280,9 +314,9 @@ def keys_of_other_cache(new: Positions, past: Any, attention_mask: Any) -> Posit
     return known
 
 
-def join_positions(known: Positions, new: Positions, past: int) -> Positions:
-    """Positions of the first `past` keys of a cache, then those of new tokens."""
-    old, more = known.tensor()[..., :past, :], new.tensor()
+def join_positions(known: Positions, new: Positions, past: Any, length: int) -> Positions:
+    """Positions of the first `past` keys of a cache, then those of new tokens, in `length` rows."""
+    old, more = known.tensor(), new.tensor()
     old, more = (ids if ids.ndim == 3 else ids.unsqueeze(0) for ids in (old.to(more.device), more))
     rows = max(old.shape[0], more.shape[0])
     if rows % old.shape[0] or rows % more.shape[0]:
@@ -291,17 +325,17 @@ def join_positions(known: Positions, new: Positions, past: int) -> Positions:
             "select rows of the cache and of its key_positions alike"
         )
     old, more = (ids.repeat_interleave(rows // ids.shape[0], dim=0) for ids in (old, more))
+    places = torch.arange(more.shape[1], device=more.device) + past
+    joined = fit_rows(old, 0, length).index_copy(1, places, more)
     bounds = [known.limit()[0] if known.size else known.bound, new.limit()[0] if new.size else new.bound]
-    return Positions(ids=torch.cat([old, more], dim=1), bound=None if None in bounds else max(bounds))  # type: ignore[type-var]
+    return Positions(ids=joined, bound=None if None in bounds else max(bounds))  # type: ignore[type-var]
 
 
-def extend_positions(keys: Positions, length: int) -> Positions:
-    """Adds places of a cache of fixed size that hold no keys yet; they are hidden, whatever their position."""
-    if keys.size is not None:
-        return Positions((max(length, keys.size[0]),), keys.start)
-    ids = keys.tensor()
-    filler = ids[..., -1:, :].expand(*ids.shape[:-2], max(0, length - ids.shape[-2]), 1)
-    return Positions(ids=torch.cat([ids, filler], dim=-2), bound=keys.bound)
+def fit_rows(inputs: Tensor, start: int, count: int) -> Tensor:
+    """Rows `start` to `start + count` of (..., L, T), zeros where there are none."""
+    rows = inputs[..., start : start + count, :]
+    missing = count - rows.shape[-2]
+    return F.pad(rows, (0, 0, 0, missing)) if missing else rows
 
 
 # The models.
@@ -374,6 +408,7 @@ class PositionHost(PositionModel):
     """Whether the next forward pass computes the position objectives, into `step_losses`."""
     step_losses: PositionLosses | None = None
     position_encoding: PositionEncoding
+    position_operation: AttentionOperation
 
     @property
     def position_host(self) -> Any:  # type: ignore[override]
@@ -383,19 +418,24 @@ class PositionHost(PositionModel):
     def add_positions(self) -> None:
         """Builds the encoding and puts it into every attention layer; the model's own positions end."""
         config: Any = self.config  # type: ignore[attr-defined]
-        check_supported(config)
         layers = attention_layers(self)  # type: ignore[arg-type]
+        if getattr(config, "add_cross_attention", False):
+            raise ValueError(
+                "add_cross_attention=True: cross-attention, whose keys are another text, cannot have the encoding"
+            )
+        if not config.keep_native:
+            self.remove_native_positions()
+            refuse_native_positions(self, layers)  # type: ignore[arg-type]
         _CAN_RECORD_REGISTRY[str(type(self))] = self._can_record_outputs  # type: ignore[attr-defined]
         self.position_encoding = build_position_encoding(
             config.position_encoding, **self.host_spec(layers), **(config.position_encoding_args or {})
         )
         self.position_encoding.initialize(getattr(config, "initializer_range", 0.02))
+        self.position_operation = self.position_encoding.make_operation()
         for number, layer in enumerate(layers):
             layer.config = AttentionConfig(layer.config)
             layer.position_layer = number
         self._layer_numbers = {getattr(layer, "layer_idx", n): n for n, layer in enumerate(layers)}
-        if not config.keep_native:
-            self.remove_native_positions()
         self._announce(self.position_encoding)
 
     def forward(self, given: dict[str, Any]) -> Any:
@@ -404,47 +444,51 @@ class PositionHost(PositionModel):
         tokens = given.get("inputs_embeds") if tokens is None else tokens
         if not isinstance(tokens, Tensor):
             return super().forward(**given)  # type: ignore[misc]  # says what is missing
-        cache = self._cache(given)
-        context = self._positions_of_step(given, tokens, cache)
+        cache = given.get("past_key_values")
+        cache = self._new_cache(given) if cache is None else cache
+        context = self.make_context(given, tokens, cache)
+        if cache is not None:
+            given["past_key_values"] = CacheWithPositions(cache, context, self._layer_numbers)
         self.step_losses, self.wants_objectives = context.inputs.losses, False
         outputs = super().forward(**given, position_context=context, return_dict=True)  # type: ignore[misc]
-        if context.reached < len(context.inputs.layers):
+        if not context.is_reached:
             raise RuntimeError(
-                f"{type(self).__name__} has {len(context.inputs.layers)} attention layers, and positions "
-                f"reached {context.reached}: it does not pass keyword arguments on to them"
+                f"the attention layers of {type(self).__name__} did not call the attention function that its "
+                "config names; it cannot have another position encoding"
             )
-        if cache is not None and "past_key_values" in outputs:
+        if "past_key_values" in outputs:
             outputs["past_key_values"] = cache
         return outputs
 
-    def _positions_of_step(self, given: dict[str, Any], tokens: Tensor, cache: Any) -> PositionContext:
-        """Makes the context of a forward pass, and changes the model's arguments to fit."""
-        past = 0 if cache is None else cache.get_seq_length()
-        past = past if is_traced() else int(past)
+    def make_context(self, given: dict[str, Any], tokens: Tensor, cache: Any) -> PositionContext:
+        """Makes the context of a forward pass, and changes the arguments of the model to fit."""
+        length, past, bound, sizes = tokens.shape[1], 0, None, []
+        if cache is not None:
+            past = cache.get_seq_length()
+            sizes = [cache.get_mask_sizes(length, index) for index in self._layer_numbers]
+            bound = max(count + offset for count, offset in sizes)
         mask, ids = given.get("attention_mask"), given.get("position_ids")
-        new = query_positions(tokens.shape[1], past, ids, mask, tokens.device)
+        new = query_positions(length, past, ids, mask, tokens.device, bound)
         # A continued text is not shifted in training: its keys would not be.
         batch = tokens.shape[0] if isinstance(past, int) and past == 0 else 0
         inputs = self.position_encoding(new, batch, tokens.device, self.wants_objectives)
-        keys = inputs.layers
-        if cache is not None and self.position_encoding.make_operation().has_scores:
-            keys = self._key_inputs(key_positions(cache, new, past, mask), cache, inputs, tokens)
-        checkpoints = self.training and self.is_gradient_checkpointing  # type: ignore[attr-defined]
-        context = PositionContext(self.position_encoding, inputs, keys, not checkpoints)
-        if cache is not None:
-            given["past_key_values"] = CacheWithPositions(cache, context, self._layer_numbers)
+        layers = inputs.layers
+        if self.position_operation.has_scores and cache is not None:
+            keys = key_positions(cache, new, past, mask, bound)  # type: ignore[arg-type]
+            if keys is not new:
+                layers = self.position_encoding(keys, 0, tokens.device).layers
+            # Sliding windows keep the last keys only, caches of fixed size have room for more.
+            layers = [
+                fit_rows(layer, start, count) for layer, (count, start) in zip(layers, sizes, strict=True)
+            ]
         if ids is not None:
             self._pass_position_ids(given, tokens, cache)
         if self.position_encoding.changes_input:
-            embeds = given.get("inputs_embeds")
-            if embeds is None:
-                embeds = self.get_input_embeddings()(given.pop("input_ids"))  # type: ignore[attr-defined]
-            given["inputs_embeds"] = self.position_encoding.on_input(embeds, inputs.encoded.to(embeds.device))
-        if hasattr(getattr(self, "embeddings", None), "token_type_embeddings"):
-            # BERT's own default ends at the length of its table of positions.
-            if given.get("token_type_ids") is None:
-                given["token_type_ids"] = torch.zeros(tokens.shape[:2], dtype=torch.long, device=tokens.device)
-        return context
+            self._add_to_input(given, inputs)
+        checkpoints = self.training and self.is_gradient_checkpointing  # type: ignore[attr-defined]
+        return PositionContext(
+            self.position_encoding, self.position_operation, inputs, layers, not checkpoints
+        )
 
     def _pass_position_ids(self, given: dict[str, Any], tokens: Tensor, cache: Any) -> None:
         """Leaves `position_ids` to a model that keeps its own positions or takes them to tell packed texts apart."""
@@ -457,48 +501,48 @@ class PositionHost(PositionModel):
         if not self.config.keep_native:  # type: ignore[attr-defined]
             del given["position_ids"]
 
-    def _cache(self, given: dict[str, Any]) -> Any:
-        """The cache of this pass, a new one where the model would make one."""
-        config: Any = self.config  # type: ignore[attr-defined]
-        cache, use_cache = given.get("past_key_values"), given.get("use_cache")
-        use_cache = getattr(config, "use_cache", False) if use_cache is None else use_cache
-        if cache is not None or not use_cache or not self.position_encoding.host.causal:
-            return cache
-        checkpointing = self.is_gradient_checkpointing and self.training  # type: ignore[attr-defined]
-        return None if checkpointing else DynamicCache(config=config)
+    def _add_to_input(self, given: dict[str, Any], inputs: PositionInputs) -> None:
+        """Adds what the encoding adds to embedded tokens."""
+        embeds = given.get("inputs_embeds")
+        if embeds is None:
+            embeds = self.get_input_embeddings()(given.pop("input_ids"))  # type: ignore[attr-defined]
+        given["inputs_embeds"] = self.position_encoding.on_input(embeds, inputs.encoded.to(embeds.device))
 
-    def _key_inputs(
-        self, keys: Positions, cache: Any, inputs: PositionInputs, tokens: Tensor
-    ) -> list[Tensor]:
-        """Position inputs of all keys that each layer meets, which sliding windows and fixed caches choose."""
-        length = tokens.shape[1]
-        sizes = [cache.get_mask_sizes(length, index) for index in self._layer_numbers]
-        if all(size == (length, 0) for size in sizes):
-            return inputs.layers  # the keys are the new tokens
-        longest = max(count + offset for count, offset in sizes)
-        layers = self.position_encoding(extend_positions(keys, longest), 0, tokens.device).layers
-        return [
-            layer if count == longest else layer[..., offset : offset + count, :]
-            for layer, (count, offset) in zip(layers, sizes, strict=True)
-        ]
+    def _new_cache(self, given: dict[str, Any]) -> Any:
+        """A cache where the model would make one."""
+        config: Any = self.config  # type: ignore[attr-defined]
+        use_cache = given.get("use_cache")
+        use_cache = getattr(config, "use_cache", False) if use_cache is None else use_cache
+        checkpoints = self.is_gradient_checkpointing and self.training  # type: ignore[attr-defined]
+        if not use_cache or checkpoints or not self.position_encoding.host.causal:
+            return None
+        return DynamicCache(config=config)
 
     def host_spec(self, layers: list[Any]) -> dict[str, Any]:
         """What an encoding must know of the model, the fields of `HostSpec`."""
         config: Any = self.config  # type: ignore[attr-defined]
-        length = getattr(config, "train_length", None) or config.max_position_embeddings
+        length = config.train_length or getattr(config, "max_position_embeddings", None)
+        if length is None:
+            raise ValueError(
+                f"the config of {type(self).__name__} does not say max_position_embeddings; give train_length"
+            )
         return spec_of_attention(self, layers) | {"num_dims": 1, "train_shape": (length,)}
 
     def remove_native_positions(self) -> None:
-        """Replaces rotations, tables and biases of positions by modules that do nothing."""
+        """Silences rotations, tables and biases of positions; what else a model has is refused."""
         for parent in list(self.modules()):  # type: ignore[attr-defined]
             for name, child in list(parent.named_children()):
-                kind = type(child).__name__
-                if "RotaryEmbedding" in kind or "RopePositionEmbedding" in kind:
-                    setattr(parent, name, NoRotation(child))
+                if (
+                    "RotaryEmbedding" in type(child).__name__
+                    or "RopePositionEmbedding" in type(child).__name__
+                ):
+                    child.register_forward_hook(no_rotation)
                 elif name in TABLE_NAMES and isinstance(child, nn.Embedding):
                     setattr(parent, name, NoTable())
                 elif name in BIAS_NAMES:
                     setattr(parent, name, None)
+            if "token_type_ids" in parent._buffers:
+                parent.register_forward_pre_hook(give_token_types, with_kwargs=True)
 
 
 class PositionHead(PositionModel):
@@ -510,7 +554,12 @@ class PositionHead(PositionModel):
     def add_positions(self) -> None:
         """Makes the base model one of `base_class`, which has its class among its bases."""
         native = next(base for base in self.base_class.__mro__[1:] if not issubclass(base, PositionModel))
-        host: Any = next(part for part in self.modules() if type(part) is native)  # type: ignore[attr-defined]
+        host: Any = next((part for part in self.modules() if type(part) is native), None)  # type: ignore[attr-defined]
+        if host is None:
+            raise ValueError(
+                f"{type(self).__name__} does not run {native.__name__}, its base model; position encodings "
+                "cannot be added to it"
+            )
         host.__class__ = self.base_class
         host.add_positions()
         self._host_name = next(name for name, part in self.named_modules() if part is host)  # type: ignore[attr-defined]
@@ -526,8 +575,11 @@ class PositionHead(PositionModel):
 
         Their unweighted values are in the outputs, as `position_distance_loss` and `position_ood_loss`.
         """
-        if not self.training:  # type: ignore[attr-defined]
-            return super().forward(**given, return_dict=True)  # type: ignore[misc]
+        if self.training:  # type: ignore[attr-defined]
+            return self._train_forward(given)
+        return super().forward(**given, return_dict=True)  # type: ignore[misc]
+
+    def _train_forward(self, given: dict[str, Any]) -> Any:
         labels, host = given.get("labels"), self.position_host
         host.wants_objectives = labels is not None or "labels" not in self.argument_names
         if not host.wants_objectives and host.position_encoding.has_objectives():
@@ -554,30 +606,34 @@ class PositionHead(PositionModel):
 
 # What a model is, and what it must lose.
 
-UNSUPPORTED = {
-    "keyword arguments do not reach its attention layers": "stablelm nemotron siglip_vision_model aimv2_vision_model",
-    "its attention does not go through transformers' attention interface": "gpt_neo gptj falcon mpt codegen bloom",
-}
 TABLE_NAMES = ("wpe", "position_embeddings", "embed_positions")
 BIAS_NAMES = ("relative_position_bias", "shared_position_bias", "rel_pos_bias")
+POSITION_NAME = re.compile(r"(^|_)(pos|positions?|positional|rope|rotary|relative|rel|alibi)(_|$)")
 
 
-def check_supported(config: Any) -> None:
-    """Raises ValueError, with the reason, for a model that cannot have another position encoding."""
-    native = config.native_model_type
-    reasons = [why for why, names in UNSUPPORTED.items() if native in names.split()]
-    if getattr(config, "attn_logit_softcapping", None):
-        reasons.append("it caps its scores (attn_logit_softcapping), which sdpa cannot do")
-    if getattr(config, "kv_lora_rank", None):
-        reasons.append("its heads are compressed (kv_lora_rank)")
-    if getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False):
-        reasons.append("it has cross-attention, whose keys are another text")
-    if getattr(config, "hidden_size", None) is None:
-        reasons.append("its config is made of several; give the text or the vision model by itself")
-    if reasons:
+def refuse_native_positions(model: nn.Module, layers: list[Any]) -> None:
+    """Raises ValueError for a model whose own positions are where `remove_native_positions` does not look.
+
+    They are told by names: of tensors, of modules without parts, and of a bias that attention layers hand on.
+    """
+    found, silenced = [], ["-"]
+    for path, part in model.named_modules():
+        if no_rotation in part._forward_hooks.values() or "interpolate_pos_encoding" in vars(part):
+            silenced.append(path)
+        if isinstance(part, NoTable) or path.startswith(tuple(silenced)):
+            continue
+        tensors = {**vars(part), **part._parameters, **part._buffers}
+        names = [f"{path}.{name}" for name, value in tensors.items() if isinstance(value, Tensor)]
+        names += [] if list(part.children()) else [path]
+        found += [name for name in names if POSITION_NAME.search(name.rpartition(".")[2])]
+    found = [name for name in found if not name.endswith("position_ids")]
+    for layer in layers:
+        if "position_bias" in inspect.unwrap(type(layer).forward).__code__.co_varnames:
+            found.append("a bias of positions in attention")
+    if found:
         raise ValueError(
-            f"a model of type {native!r} cannot have another position encoding: {'; '.join(reasons)}. "
-            "seqpe_zoo.list_hosts() lists what works"
+            f"{type(model).__name__} has positions that cannot be taken out: {', '.join(dict.fromkeys(found))}. "
+            "With keep_native=True the encoding is added to them"
         )
 
 
@@ -607,27 +663,32 @@ def spec_of_attention(model: Any, layers: list[Any]) -> dict[str, Any]:
                 "encoding cannot serve all of them"
             )
     first, heads, dim = layers[0], model.config.num_attention_heads, model.config.hidden_size
+    width = getattr(first, "head_dim", None) or getattr(first, "attention_head_size", None)
     return {
         "dim": dim,
         "num_heads": heads,
         "num_kv_heads": heads // (getattr(first, "num_key_value_groups", None) or 1),
-        "head_dim": getattr(first, "head_dim", None) or dim // heads,
+        "head_dim": width or dim // heads,
         "num_layers": len(layers),
         "causal": all(getattr(layer, "is_causal", False) for layer in layers),
         "scaling": getattr(first, "scaling", None),
     }
 
 
-class NoRotation(nn.Module):
-    """In place of a model's rotary embedding: angles of zero, in the shape that its layers expect."""
+def no_rotation(module: nn.Module, args: Any, output: Any) -> Any:
+    """A hook of a model's rotary embedding: angles of zero, in the shape that its layers expect."""
+    if isinstance(output, Tensor):  # complex numbers
+        return torch.ones_like(output)
+    cos, sin = output
+    return torch.ones_like(cos), torch.zeros_like(sin)
 
-    def __init__(self, native: nn.Module) -> None:
-        super().__init__()
-        self.native = native
 
-    def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        cos, sin = self.native(*args, **kwargs)
-        return torch.ones_like(cos), torch.zeros_like(sin)
+def give_token_types(module: nn.Module, args: Any, kwargs: Any) -> Any:
+    """A hook of BERT's embeddings: its own default for token types ends at the length of its table of positions."""
+    if kwargs.get("token_type_ids") is None:
+        tokens = kwargs["inputs_embeds"] if kwargs.get("input_ids") is None else kwargs["input_ids"]
+        kwargs["token_type_ids"] = torch.zeros(tokens.shape[:2], dtype=torch.long, device=tokens.device)
+    return args, kwargs
 
 
 class NoTable(nn.Module):

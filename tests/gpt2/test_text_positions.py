@@ -48,38 +48,38 @@ def test_mask_that_hides_nothing_leaves_a_range() -> None:
 
 def test_keys_of_a_first_pass_are_its_queries() -> None:
     queries = query_positions(4, 0, torch.tensor([[3, 9, 10, 40]]), None, CPU)
-    assert key_positions(DynamicCache(), queries, 0, None) is queries
+    assert key_positions(DynamicCache(), queries, 0, None, 4) is queries
 
 
 def test_keys_are_remembered_on_the_cache() -> None:
     cache = DynamicCache()
-    key_positions(cache, query_positions(3, 0, torch.tensor([[3, 9, 40]]), None, CPU), 0, None)
-    keys = key_positions(cache, query_positions(1, 3, torch.tensor([[41]]), None, CPU), 3, None)
+    key_positions(cache, query_positions(3, 0, torch.tensor([[3, 9, 40]]), None, CPU), 0, None, 3)
+    keys = key_positions(cache, query_positions(1, 3, torch.tensor([[41]]), None, CPU), 3, None, 4)
     assert listed(keys) == [[3, 9, 40, 41]]
 
 
 def test_a_range_stays_a_range() -> None:
     cache = DynamicCache()
-    key_positions(cache, Positions((4,), (10,)), 0, None)
-    assert key_positions(cache, Positions((2,), (14,)), 4, None) == Positions((6,), (10,))
+    key_positions(cache, Positions((4,), (10,)), 0, None, 4)
+    assert key_positions(cache, Positions((2,), (14,)), 4, None, 6) == Positions((6,), (10,))
 
 
 def test_keys_of_a_cache_of_another_model_are_counted_over_the_mask() -> None:
     mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
     queries = query_positions(1, 4, None, mask, CPU)
-    assert listed(key_positions(DynamicCache(), queries, 4, mask)) == [[0, 0, 0, 1, 2], [0, 1, 2, 3, 4]]
+    assert listed(key_positions(DynamicCache(), queries, 4, mask, 5)) == [[0, 0, 0, 1, 2], [0, 1, 2, 3, 4]]
 
 
 def test_positions_that_do_not_continue_such_a_cache_are_refused() -> None:
     with pytest.raises(ValueError, match="does not continue the 4 keys of the cache"):
-        key_positions(DynamicCache(), Positions((1,), (9,)), 4, None)
+        key_positions(DynamicCache(), Positions((1,), (9,)), 4, None, 5)
 
 
 def test_rows_of_a_cache_are_repeated_for_beams() -> None:
     cache, ids = DynamicCache(), torch.tensor([[0, 1], [5, 6]])
-    key_positions(cache, Positions(ids=ids.unsqueeze(-1)), 0, None)
+    key_positions(cache, Positions(ids=ids.unsqueeze(-1)), 0, None, 2)
     new = Positions(ids=torch.tensor([[2], [2], [7], [7]]).unsqueeze(-1))
-    assert listed(key_positions(cache, new, 2, None)) == [[0, 1, 2], [0, 1, 2], [5, 6, 7], [5, 6, 7]]
+    assert listed(key_positions(cache, new, 2, None, 3)) == [[0, 1, 2], [0, 1, 2], [5, 6, 7], [5, 6, 7]]
 
 
 @pytest.mark.parametrize("case", ["seqpe_bias_shared", "seqpe_mul_shared", "alibi", "rope"])

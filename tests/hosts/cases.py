@@ -19,7 +19,10 @@ FAST = ("gpt2", "llama", "qwen3", "gemma3_text", "bert", "dinov2")
 
 SMALL = {"num_digits": 4, "num_pivots": 4, "num_candidates": 8, "num_starts": 4, "num_transfer": 8}
 ENCODINGS: dict[str, dict[str, Any]] = {
-    **{f"seqpe_{way}": {"name": "seqpe", "integration": way, **SMALL} for way in ("bias", "mul", "sum", "input")},
+    **{
+        f"seqpe_{way}": {"name": "seqpe", "integration": way, **SMALL}
+        for way in ("bias", "mul", "sum", "input")
+    },
     **{name: {"name": name} for name in ("alibi", "rope", "nope", "ape_learn")},
 }
 
@@ -35,6 +38,7 @@ SIZES = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": 128}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 LOCAL_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 HEADS_OF_8 = {"head_dim": 8}
