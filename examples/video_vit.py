@@ -5,7 +5,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seqpe_zoo import AttentionOperation, PositionLosses, Positions, SeqPE
-from seqpe_zoo.portable.position_encoding import PositionInputs
 
 
 class Block(nn.Module):
@@ -31,30 +30,27 @@ class VideoViT(nn.Module):
     def __init__(self, num_classes: int, dim: int = 64, depth: int = 2, num_heads: int = 4) -> None:
         super().__init__()
         self.tubelets = nn.Conv3d(3, dim, kernel_size=(2, 16, 16), stride=(2, 16, 16))
-        host = {"num_heads": num_heads, "num_layers": depth, "train_shape": (4, 2, 2)}
-        self.positions = SeqPE(dim, num_dims=3, num_digits=2, **host)
-        operation = self.positions.make_operation()
-        self.blocks = nn.ModuleList(Block(dim, num_heads, operation) for _ in range(depth))
+        host = {"num_heads": num_heads, "num_layers": depth, "num_dims": 3, "train_shape": (4, 2, 2)}
+        self.positions = SeqPE(dim, num_digits=2, **host)
+        blocks = (Block(dim, num_heads, self.positions.make_operation()) for _ in range(depth))
+        self.blocks = nn.ModuleList(blocks)
         self.norm, self.head = nn.LayerNorm(dim), nn.Linear(dim, num_classes)
 
     def forward(self, clips: Tensor) -> Tensor:
-        x = self.tubelets(clips)  # (B, C, T, H, W)
-        return self._classify(x, self._positions_of(x, objectives=False).layers)
+        return self.classify(clips, objectives=False)[0]
 
     def training_loss(self, clips: Tensor, labels: Tensor) -> tuple[Tensor, PositionLosses]:
         """Returns the loss of the classes and the objectives of SeqPE, from one encoder call."""
-        x = self.tubelets(clips)
-        positions = self._positions_of(x, objectives=True)
-        return F.cross_entropy(self._classify(x, positions.layers), labels), positions.losses
+        logits, losses = self.classify(clips, objectives=True)
+        return F.cross_entropy(logits, labels), losses
 
-    def _positions_of(self, x: Tensor, objectives: bool) -> PositionInputs:
-        return self.positions(Positions(tuple(x.shape[2:]), (0, 0, 0)), len(x), x.device, objectives)
-
-    def _classify(self, x: Tensor, layers: list[Tensor]) -> Tensor:
+    def classify(self, clips: Tensor, objectives: bool) -> tuple[Tensor, PositionLosses | None]:
+        x = self.tubelets(clips)  # (B, C, T, H, W)
+        inputs = self.positions(Positions(tuple(x.shape[2:]), (0, 0, 0)), len(x), x.device, objectives)
         x = x.flatten(2).transpose(1, 2)
-        for block, inputs in zip(self.blocks, layers):
-            x = block(x, inputs)
-        return self.head(self.norm(x).mean(dim=1))
+        for block, layer in zip(self.blocks, inputs.layers):
+            x = block(x, layer)
+        return self.head(self.norm(x).mean(dim=1)), inputs.losses
 
 
 if __name__ == "__main__":

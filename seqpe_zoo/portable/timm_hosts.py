@@ -48,19 +48,20 @@ class RotaryAttentionWithPositions(AttentionWithPositions):
         q, k = self.q_norm(q), self.k_norm(k)
         if rotation is not None:
             q, k = self.rotate(q, rotation).type_as(v), self.rotate(k, rotation).type_as(v)
-        groups = q.shape[1] // k.shape[1]  # queries that share a key head
+        groups = getattr(self, "num_kv_groups", 1)  # queries that share a key head
         return self.attend(x, q, share_heads(k, groups), share_heads(v, groups), inputs, attn_mask, is_causal)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Returns queries, keys and values (B, H, L, D); keys may have fewer heads than queries."""
         if self.qkv is None:
-            parts = [self.q_proj(x), self.k_proj(x), self.v_proj(x)]
-        elif getattr(self, "q_bias", None) is None:
-            parts = self.qkv(x).chunk(3, dim=-1)
+            parts = (self.q_proj(x), self.k_proj(x), self.v_proj(x))
+            q, k, v = (part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in parts)
+            return q, k, v
+        if getattr(self, "q_bias", None) is None:
+            qkv = self.qkv(x)
         else:
-            bias = torch.cat([self.q_bias, self.k_bias, self.v_bias])
-            parts = F.linear(x, self.qkv.weight, bias).chunk(3, dim=-1)
-        q, k, v = (part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in parts)
+            qkv = F.linear(x, self.qkv.weight, torch.cat([self.q_bias, self.k_bias, self.v_bias]))
+        q, k, v = qkv.unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
         return q, k, v
 
     def rotate(self, x: Tensor, rotation: Tensor) -> Tensor:
@@ -101,7 +102,7 @@ class RotaryPositionHost(PositionHost):
         Args:
             x: tokens (B, P + L, C).
             inputs: of the encoding.
-            rotation: of the model itself, where it is kept; as timm's rotary embeddings return it.
+            rotation: of the model itself, where it is kept; one, or one for each layer.
             has_batch: whether the rotation has a batch axis.
             rows: which rows of the inputs patches have (B, L); None for each its own.
 
@@ -117,9 +118,8 @@ class RotaryPositionHost(PositionHost):
             if rows is not None:
                 layers, rows = [keep_rows(layer, rows, prefix) for layer in layers], None
             x, layers, kept = self.training_step(x, inputs._replace(layers=layers))
-        rotations = (
-            [rotation] * len(self.blocks) if rotation is None or not self.rotation_is_mixed else [*rotation]
-        )
+        mixed = rotation is not None and self.rotation_is_mixed
+        rotations = [rotation[layer] if mixed else rotation for layer in range(len(self.blocks))]
         if kept is not None and rotation is not None:
             rotations = [apply_keep_indices_nlc(x, one, kept, has_batch) for one in rotations]
             rotations = [one if one.ndim == 4 else one.unsqueeze(1) for one in rotations]  # (B, H or 1, K, .)
@@ -233,6 +233,7 @@ class PositionNaFlexVit(RotaryPositionHost, NaFlexVit):
                     num_prefix_tokens=self.num_prefix_tokens,
                 )
                 rotation = NaFlexVit._generate_rope_naflex(native, x, patch_coord)
+                rotation = list(rotation) if self.rotation_is_mixed else rotation
         x, ropes, kept = self.finish_embedding(x, inputs, rotation, patch_coord is not None, rows)
         if kept is not None and patch_valid is not None:
             patch_valid = patch_valid.gather(1, kept)

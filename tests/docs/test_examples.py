@@ -10,8 +10,9 @@ from .page_runner import run_command
 EXAMPLES = sorted((REPOSITORY / "examples").glob("*.py"))
 
 
-def test_there_are_three() -> None:
-    assert [path.stem for path in EXAMPLES] == ["extend_context", "swap_position_encoding", "video_vit"]
+def test_they_are_all_known() -> None:
+    names = ["dense_features", "extend_context", "swap_position_encoding", "timm_train", "video_vit"]
+    assert [path.stem for path in EXAMPLES] == names
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
@@ -25,6 +26,7 @@ def test_example_is_short_enough_to_copy(path: Path) -> None:
         ("swap_position_encoding", ["ape_learn 16px", "rope2d_axial 16px", "seqpe 16px"]),
         ("extend_context", ["rope 64:", "alibi 64:", "seqpe 64:", "rope+seqpe 64:", " 1024: "]),
         ("video_vit", ["torch.Size([1, 2])"]),
+        ("dense_features", ["(1, 384, 37, 28)"]),
     ],
 )
 def test_example_runs(name: str, printed: list[str], capsys: pytest.CaptureFixture[str]) -> None:
