@@ -75,7 +75,7 @@ class Result:
     git_sha: str | None = None
     seed: int | None = None
     note: str | None = None
-    # Of repeated runs, of which `value` is one: their seeds, mean and standard deviation (`seed_results.py`).
+    # Of repeated runs, of which `value` is one: seeds, mean, standard deviation (model_cards/maintain.py).
     seeds: list[int] = field(default_factory=list)
     mean: float | None = None
     spread: float | None = None

@@ -56,12 +56,13 @@ def _entry(folder: Path, facts: Facts, results: list[Result]) -> ZooEntry:
 
 def _by_setting(results: list[Result]) -> dict[str, float]:
     measured = {}
-    for result in sorted(results, key=_size):
+    for result in sorted(results, key=size_of_setting):
         value = result.value if result.mean is None else result.mean
         if value is not None:
             measured[" ".join(f"{name} {size}" for name, size in result.setting.items())] = value
     return measured
 
 
-def _size(result: Result) -> float:
+def size_of_setting(result: Result) -> float:
+    """Return the number in a result's setting, as the length or the resolution."""
     return float(next((value for value in result.setting.values() if isinstance(value, int | float)), 0))
