@@ -4,8 +4,8 @@
     python model_cards/maintain.py seeds model_cards/NAME/results.json RUN_0/results.json RUN_1/results.json
 
 `pages` writes `COLLECTION.md` and, from `evaluation/paper_tables.yaml`, the `results.json` of the paper's
-models, so that no number is typed twice. `seeds` writes the `results.json` of a model that was trained several
-times: the first run is the one whose weights are published, its numbers stay; each gets the seeds,
+models, so that no number is typed twice. `seeds` writes the `results.json` of a model that was trained with
+several seeds: the first run is the one whose weights are published, its numbers stay; each gets the seeds,
 the mean and the standard deviation (n - 1) over all runs.
 """
 

@@ -121,7 +121,8 @@ def _find_landed_pull_request(client: Client, plan: Plan) -> tuple[str, str | No
 
 
 def _history(client: Client, repo_id: str, revision: str) -> list[str]:
-    commits = client.once("reading the history", client.api.list_repo_commits, repo_id, revision=revision)
+    doing, read = "reading the history", client.api.list_repo_commits
+    commits = client.call(doing, read, repo_id, revision=revision, attempts=1)
     return [commit.commit_id for commit in commits]
 
 

@@ -160,19 +160,11 @@ def code_closure(portable: Path, roots: list[str]) -> list[Path]:
 
 def auto_map_modules(config: dict[str, Any]) -> list[str]:
     """Return the modules named in a config's `auto_map`."""
-    modules = set()
-    for value in (config.get("auto_map") or {}).values():
-        for reference in value if isinstance(value, list) else [value]:
-            if isinstance(reference, str):
-                modules.add(reference.rsplit(".", 1)[0])
-    return sorted(modules)
+    values = (config.get("auto_map") or {}).values()
+    places = [place for value in values for place in (value if isinstance(value, list) else [value])]
+    return sorted({place.rsplit(".", 1)[0] for place in places if isinstance(place, str)})
 
 
 def libraries_of(config: dict[str, Any]) -> list[str]:
     """Return which libraries can load a folder with this `config.json`."""
-    libraries = []
-    if "architecture" in config:
-        libraries.append("timm")
-    if "model_type" in config:
-        libraries.append("transformers")
-    return libraries
+    return [name for name, key in (("timm", "architecture"), ("transformers", "model_type")) if key in config]
