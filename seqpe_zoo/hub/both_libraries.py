@@ -47,7 +47,8 @@ def serve_both(folder: Path, config: dict[str, Any]) -> tuple[dict[str, Any], st
         add_prefix(path, PREFIX)
     if (folder / INDEX).is_file():
         index = read_json(folder / INDEX)
-        index["weight_map"] = {_prefixed(name, PREFIX): shard for name, shard in index["weight_map"].items()}
+        if isinstance(shards := index.get("weight_map"), dict):
+            index["weight_map"] = {_prefixed(name, PREFIX): shard for name, shard in shards.items()}
         write_json(folder / INDEX, index)
     write_json(folder / "config.json", complete)
     if not (folder / PROCESSOR).is_file():

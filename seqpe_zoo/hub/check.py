@@ -1,4 +1,4 @@
-"""Look at a staged folder with a stranger's eyes, offline, before anything is sent.
+"""Check a staged folder offline, as its users will load it, before anything is sent.
 
 1. contents: names, links, pickles, secrets, sizes, references (`contents.py`), and the manifest's hashes;
 2. the card: metadata schema, licence list, sections (`card_rules.py`);

@@ -64,11 +64,23 @@ def _config_file_problems(config: dict[str, Any], names: set[str]) -> list[str]:
     return problems
 
 
+def type_problems(config: dict[str, Any]) -> list[str]:
+    """Return which entries of a config have another type than the libraries write."""
+    objects = ("auto_map", "model_args", "pretrained_cfg", "position_encoding_args", "id2label")
+    kinds: dict[str, tuple[type, str]] = {
+        **dict.fromkeys(("architecture", "model_type"), (str, "a name")),
+        **dict.fromkeys(objects, (dict, "an object")),
+        "architectures": (list, "a list"),
+    }
+    wrong = [key for key in kinds if config.get(key) and not isinstance(config[key], kinds[key][0])]
+    return [f"{key} must be {kinds[key][1]}" for key in wrong]
+
+
 def config_problems(config: dict[str, Any]) -> list[str]:
     """Return what would make a library build another model than the one that was trained."""
     libraries = libraries_of(config)
-    names = [key for key in ("architecture", "model_type") if not isinstance(config.get(key, ""), str)]
-    problems = [f"{key} must be a name" for key in names]
+    if problems := type_problems(config):
+        return problems
     if not libraries:
         problems.append("fits neither timm ('architecture') nor transformers ('model_type')")
     if "timm" in libraries:

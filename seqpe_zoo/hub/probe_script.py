@@ -1,4 +1,4 @@
-"""Load a model as a stranger would, run it once, print the outcome as JSON. Runs alone, in a fresh process.
+"""Load a model as its users will, run it once, print the outcome as JSON. Runs alone, in a fresh process.
 
 The request on the command line names the libraries. With `with_package` seqpe_zoo is imported first. Without
 it, transformers goes first and must do with the code beside the weights, for seqpe_zoo cannot be imported;
@@ -131,7 +131,7 @@ def compare_tensors(model, folder):
 
 
 def look_at(library, request):
-    """Return what a stranger would see with this library."""
+    """Return what a user of this library would see."""
     torch.manual_seed(0)
     answer = {"library": library, "problems": []}
     try:
@@ -146,13 +146,13 @@ def look_at(library, request):
         answer["class"], answer["fingerprint"] = type(model).__name__, summarise(logits)
         if not answer["fingerprint"]["finite"]:
             answer["problems"].append("the logits are not finite")
-    except Exception as error:  # noqa: BLE001 (whatever a stranger would see is the answer)
+    except Exception as error:  # noqa: BLE001 (whatever a user would see is the answer)
         answer["problems"].append(f"{type(error).__name__}: {str(error)[:1500]}")
     return answer
 
 
 def look_at_all(request):
-    """Give what a stranger would see with each library."""
+    """Give what users of each library would see."""
     if request["with_package"]:
         import_package(request)
     for library in sorted(request["libraries"], reverse=True):  # transformers first

@@ -24,10 +24,10 @@ SECRETS = {
     "an API key": r"sk-(?:[a-z0-9]+-){0,3}(?=\w*\d)(?=\w*[A-Za-z])\w{20,}|[sr]k_live_[A-Za-z0-9]{20,}",
     "a package index token": r"npm_[A-Za-z0-9]{36}|pypi-AgE[\w-]{30,}",
     "a Slack token": r"xox[abeoprs]-[A-Za-z0-9-]{10,}|hooks\.slack\.com/services/\w+",
-    "a JSON web token": r"eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{10,}",
+    "a JSON web token": r"eyJ[\w-]{10,300}\.eyJ[\w-]{10,300}\.[\w-]{10,}",
     "a bearer token": r"""(?ix) bearer\s+(?=\S*\d)[\w.~+/=-]{16,}
         | authorization["']? \s* [:=] \s* ["']?\w+\s+[\w.~+/=-]{8,}""",
-    "a password in an address": r"[a-z][a-z0-9+.-]*://[^/\s:@\"'<>]+:[^/\s:@\"'<>]+@",
+    "a password in an address": r"[a-z][a-z0-9+.-]{1,30}://[^/\s:@\"'<>]+:[^/\s:@\"'<>]+@",
     # NAME="value", and NAME=value as in a shell: a name in capitals whose value has letters and digits.
     "a key or password": r"""(?ix)
         (?:api_?key|secret_?key|access_?key|auth_?token|access_?token|client_?secret|passw(?:or)?d|passphrase)

@@ -19,7 +19,7 @@ from typing import Any
 from .both_libraries import serve_both
 from .card import render
 from .card_facts import Facts, load_facts, load_results
-from .config_rules import auto_map_modules, code_closure, libraries_of, update_auto_map
+from .config_rules import auto_map_modules, code_closure, libraries_of, type_problems, update_auto_map
 from .contents import find_problems, name_problem
 from .errors import CheckFailed, UsageError, explain
 from .files import read_json, require_space, write_json
@@ -139,6 +139,8 @@ def _copy_model(run_folder: Path, names: list[str], folder: Path) -> dict[str, A
         shutil.copyfile(run_folder / name, folder / name, follow_symlinks=False)
     config = read_json(folder / "config.json")
     config.pop("_name_or_path", None)  # where transformers loaded the model from is nobody's business
+    if problems := type_problems(config):
+        raise CheckFailed([f"config.json: {problem}" for problem in problems])
     update_auto_map(config)
     write_json(folder / "config.json", config)
     return config

@@ -1,4 +1,4 @@
-"""Fetch a published commit as a stranger would and compare it with what was meant to be there.
+"""Download a published commit as its users do and compare it with what was meant to be there.
 
 The download goes into an empty cache, pinned to the commit. The client accepts a corrupted file of the right
 size without a word, so every hash is compared: with the Hub's list, with the repository's own manifest and

@@ -191,6 +191,18 @@ def test_the_road_back(workshop, tmp_path):
     assert offline == back
 
 
+@pytest.mark.slow
+def test_a_model_of_transformers_with_another_encoding_can_be_published(workshop, tmp_path):
+    base, hub = workshop
+    facts = LM_FACTS.replace(LM, "zoo/tiny-llama")
+    card = write_card_folder(tmp_path / "card", facts.replace("base: 10, num_digits: 5", "base: 10"))
+    staged = hub.run("stage", base / "runs" / "llama", tmp_path / "llama", "--card", card)
+    assert staged.code == 0, staged.text
+    checked = hub.run("check", tmp_path / "llama")
+    assert checked.code == 0, checked.text
+    assert "logits equal (SeqPELlamaForCausalLM)" in checked.out
+
+
 def copy_with_receipt(source, target):
     shutil.copytree(source, target)
     write_receipt(target)
