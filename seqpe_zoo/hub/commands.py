@@ -8,7 +8,6 @@ never reach the output.
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import logging
 import sys
@@ -40,7 +39,6 @@ def _say(text: str) -> None:
 def _guarded(run: Handler) -> Callable[[argparse.Namespace], int]:
     """Turn failures of a handler into exit codes and sentences."""
 
-    @functools.wraps(run)
     def guarded(options: argparse.Namespace) -> int:
         guard_output()
         logging.basicConfig(level=logging.WARNING, format="%(message)s")
@@ -48,9 +46,7 @@ def _guarded(run: Handler) -> Callable[[argparse.Namespace], int]:
             run(options)
             return 0
         except KeyboardInterrupt:
-            sys.stderr.write(
-                "\ninterrupted; run the same command again: it continues from what is on the Hub\n"
-            )
+            sys.stderr.write("\ninterrupted; run the same command again: it continues where it was\n")
             return 130
         except Exception as error:  # noqa: BLE001 (the last resort: explained, without tokens)
             explained = explain(error, options.command)
@@ -60,9 +56,6 @@ def _guarded(run: Handler) -> Callable[[argparse.Namespace], int]:
             return explained.exit_code
 
     return guarded
-
-
-# Handlers ---------------------------------------------------------------------------------------------------
 
 
 def run_stage(options: argparse.Namespace) -> None:
@@ -197,9 +190,6 @@ def run_card(options: argparse.Namespace) -> None:
             _say(f"wrote {path}")
     if options.fresh and stale:
         raise HubError(f"stale cards: {', '.join(stale)}", "render them with `seqpe-zoo card`")
-
-
-# Arguments --------------------------------------------------------------------------------------------------
 
 
 def add_subcommands(subparsers: Any) -> None:

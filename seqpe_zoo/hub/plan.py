@@ -157,11 +157,18 @@ def read_remote(client: Client, target: Target) -> Plan:
         if not target.create:
             raise RepositoryMissing(f"{repo_id} has no branch {target.revision!r}")
         plan.branch_exists, plan.parent = False, info.sha
-    if target.tag and any(ref.name == target.tag for ref in refs.tags):
-        # An annotated tag is an object of its own; asking for the revision gives the commit in every case.
-        doing = f"looking up the tag {target.tag}"
-        plan.tag_commit = client.call(doing, api.repo_info, repo_id, revision=target.tag).sha
+    plan.tag_commit = tag_commit(client, repo_id, target.tag, refs) if target.tag else None
     return plan
+
+
+def tag_commit(client: Client, repo_id: str, tag: str, refs: Any = None) -> str | None:
+    """Return the commit a tag names, or None when there is no such tag."""
+    refs = refs or client.call("listing the tags", client.api.list_repo_refs, repo_id)
+    if not any(ref.name == tag for ref in refs.tags):
+        return None
+    # An annotated tag is an object of its own; asking for the revision gives the commit in every case.
+    doing = f"looking up the tag {tag}"
+    return str(client.call(doing, client.api.repo_info, repo_id, revision=tag).sha)
 
 
 def default_target(folder: Path, repo_id: str | None, tag: str | None, **options: Any) -> Target:
