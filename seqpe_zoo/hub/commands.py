@@ -20,9 +20,8 @@ from typing import Any
 from .client import open_client
 from .errors import UNEXPECTED, HubError, UsageError, explain, guard_output, redact
 from .files import parse_json
+from .manifest import PORTABLE
 from .plan import Target, default_target, format_plan, make_plan
-
-PORTABLE = Path(__file__).parents[1] / "portable"
 
 _EXIT_CODES = """exit codes: 0 done; 2 arguments; 3 push without --yes; 10 not signed in; 11 not permitted;
 12 not found; 13 not a Hub; 14 no xet storage; 15 conflict; 16 somebody committed meanwhile; 17 server busy;

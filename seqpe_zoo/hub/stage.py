@@ -23,9 +23,8 @@ from .config_rules import auto_map_modules, code_closure, libraries_of, type_pro
 from .contents import find_problems, name_problem
 from .errors import CheckFailed, UsageError, explain
 from .files import read_json, require_space, write_json
-from .manifest import package_facts, read_manifest, write_manifest
+from .manifest import PORTABLE, package_facts, read_manifest, write_manifest
 
-PORTABLE = Path(__file__).parents[1] / "portable"
 _GENERATED = ("README.md", "MANIFEST.json")
 _ROOM_TO_SPARE = 16 * 2**20
 

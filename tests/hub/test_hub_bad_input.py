@@ -113,6 +113,13 @@ def test_facts_of_another_type_are_refused_in_words(tmp_path, key, value):
         load_facts(card / "facts.yaml")
 
 
+def test_a_result_that_is_no_number_is_refused(tmp_path):
+    result = {"task": "t", "dataset": {"name": "d", "id": "i"}, "metric": "m", "value": float("nan")}
+    card = write_card_folder(tmp_path, results={"results": [result | {"origin": "paper", "where": "1"}]})
+    with pytest.raises(UsageError, match="value is nan"):
+        load_results(card / "results.json")
+
+
 @pytest.mark.parametrize("content", [{"results": 3}, {"results": [3]}, {"results": [{"task": []}]}])
 def test_results_of_another_type_are_refused_in_words(tmp_path, content):
     card = write_card_folder(tmp_path, results=content)

@@ -15,8 +15,7 @@ import pytest
 
 from seqpe_zoo.hub.check import CheckFailed, check, receipt_path, write_receipt
 from seqpe_zoo.hub.clean_room import compare_fingerprints
-from seqpe_zoo.hub.manifest import read_manifest
-from seqpe_zoo.hub.stage import PORTABLE
+from seqpe_zoo.hub.manifest import PORTABLE, read_manifest
 from seqpe_zoo.portable.position_encoding import PORTABLE_VERSION
 from tests.hub.helpers import (
     LoopbackHub,
