@@ -20,8 +20,8 @@ from typing import Any
 from .client import open_client
 from .errors import UNEXPECTED, HubError, UsageError, explain, guard_output, redact
 from .files import parse_json
-from .manifest import PORTABLE
-from .plan import Target, default_target, format_plan, make_plan
+from .manifest import PORTABLE, read_manifest
+from .plan import Target, format_plan, make_plan
 
 _EXIT_CODES = """exit codes: 0 done; 2 arguments; 3 push without --yes; 10 not signed in; 11 not permitted;
 12 not found; 13 not a Hub; 14 no xet storage; 15 conflict; 16 somebody committed meanwhile; 17 server busy;
@@ -87,15 +87,15 @@ def run_check(options: argparse.Namespace) -> None:
 
 
 def _target(options: argparse.Namespace) -> Target:
-    unknown = "keep" if options.keep_unknown else "delete" if options.delete_unknown else "refuse"
-    return default_target(
-        options.folder,
-        options.repo,
-        options.tag,
+    """Return the target the folder's manifest names, unless told otherwise. A pull request has no tag."""
+    published_as = read_manifest(options.folder)["published_as"]
+    return Target(
+        repo_id=options.repo or str(published_as.get("repo_id")),
         revision=options.revision,
+        tag=options.tag or (None if options.pr else published_as.get("tag")),
         pull_request=options.pr,
         create=options.create,
-        unknown_files=unknown,
+        unknown_files="keep" if options.keep_unknown else "delete" if options.delete_unknown else "refuse",
         move_tag=options.move_tag,
     )
 

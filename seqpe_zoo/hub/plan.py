@@ -15,7 +15,6 @@ from typing import Any
 from .client import Client
 from .errors import RepositoryMissing, UsageError
 from .files import git_sha1_of, list_files, sha256_of
-from .manifest import read_manifest
 
 _HUB_OWN_FILES = frozenset([".gitattributes"])  # made by the Hub, never ours
 
@@ -96,11 +95,6 @@ class Plan:
         """Return the files that a commit would touch."""
         return [f for f in self.files if f.action in ("add", "update", "delete")]
 
-    @property
-    def unknown(self) -> list[PlannedFile]:
-        """Return the files that only the Hub has and about which nothing was decided."""
-        return [f for f in self.files if f.action == "unknown"]
-
 
 def remote_tree(client: Client, repo_id: str, revision: str) -> dict[str, Any]:
     """Return path -> file (size, lfs, blob_id) at a revision."""
@@ -169,13 +163,6 @@ def tag_commit(client: Client, repo_id: str, tag: str, refs: Any = None) -> str 
     # An annotated tag is an object of its own; asking for the revision gives the commit in every case.
     doing = f"looking up the tag {tag}"
     return str(client.call(doing, client.api.repo_info, repo_id, revision=tag).sha)
-
-
-def default_target(folder: Path, repo_id: str | None, tag: str | None, **options: Any) -> Target:
-    """Return the target a folder's manifest names, unless told otherwise. A pull request has no tag."""
-    published_as = read_manifest(folder).get("published_as", {})
-    wanted_tag = tag or (None if options.get("pull_request") else published_as.get("tag"))
-    return Target(repo_id or published_as.get("repo_id") or "", tag=wanted_tag or None, **options)
 
 
 def format_plan(plan: Plan) -> str:
