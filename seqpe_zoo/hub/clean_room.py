@@ -122,8 +122,8 @@ def _fill_cache(home: Path, folder: Path, repo_id: str, tag: str | None) -> None
     commit = sha256_of(folder / MANIFEST)[:40]
     cache = home / "hub" / f"models--{repo_id.replace('/', '--')}"
     shutil.copytree(folder, cache / "snapshots" / commit)
-    (cache / "refs").mkdir()
     for name in filter(None, ("main", tag)):
+        (cache / "refs" / name).parent.mkdir(parents=True, exist_ok=True)
         (cache / "refs" / name).write_text(commit, encoding="utf-8")
 
 
