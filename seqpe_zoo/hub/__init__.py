@@ -1,4 +1,4 @@
-"""The road to the Hub and back: stage -> check -> plan -> push -> verify, and sync-code.
+"""Publishing models on the Hub: stage -> check -> plan -> push -> verify, and sync-code.
 
 Importing this package imports nothing else: plan and push need huggingface_hub only, never torch.
 """

@@ -1,20 +1,17 @@
 """An image model is staged for timm and for transformers, whichever wrote it: the same weights in both.
 
 A run folder has the `config.json` of one library. Here it gets the other's part, an image processor, and
-tensor names that both read (timm's behind `vit.`). Tensors are renamed in the file's header, their bytes stay
-as they are.
+tensor names that both read (timm's behind `vit.`).
 """
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
 from .config_rules import INDEX, shared_problems
-from .files import read_json, read_safetensors_header, write_json
+from .files import read_json, write_json
 
 PREFIX = "vit."
 PROCESSOR = "preprocessor_config.json"
@@ -50,7 +47,8 @@ def serve_both(folder: Path, config: dict[str, Any]) -> tuple[dict[str, Any], st
         add_prefix(path, PREFIX)
     if (folder / INDEX).is_file():
         index = read_json(folder / INDEX)
-        index["weight_map"] = {_prefixed(name, PREFIX): shard for name, shard in index["weight_map"].items()}
+        if isinstance(shards := index.get("weight_map"), dict):
+            index["weight_map"] = {_prefixed(name, PREFIX): shard for name, shard in shards.items()}
         write_json(folder / INDEX, index)
     write_json(folder / "config.json", complete)
     if not (folder / PROCESSOR).is_file():
@@ -64,16 +62,14 @@ def _prefixed(name: str, prefix: str) -> str:
 
 def add_prefix(path: Path, prefix: str) -> None:
     """Put a prefix before the tensor names of a safetensors file, unless they have it."""
-    header, start = read_safetensors_header(path)
-    metadata = {"format": "pt", **header.pop("__metadata__", {})}
-    if all(name.startswith(prefix) for name in header):
-        return
-    renamed = {"__metadata__": metadata, **{_prefixed(name, prefix): entry for name, entry in header.items()}}
-    encoded = json.dumps(renamed, separators=(",", ":")).encode("utf-8")
-    encoded += b" " * (-len(encoded) % 8)  # the format aligns its data
-    temporary = path.with_suffix(".renamed")
-    with path.open("rb") as old, temporary.open("wb") as new:
-        new.write(len(encoded).to_bytes(8, "little") + encoded)
-        old.seek(start)
-        shutil.copyfileobj(old, new, 1 << 20)
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    with safe_open(path, framework="pt") as file:
+        names, metadata = list(file.keys()), {"format": "pt", **(file.metadata() or {})}
+        if all(name.startswith(prefix) for name in names):
+            return
+        tensors = {_prefixed(name, prefix): file.get_tensor(name) for name in names}
+        temporary = path.with_suffix(".renamed")
+        save_file(tensors, temporary, metadata)
     os.replace(temporary, path)

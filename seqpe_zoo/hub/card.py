@@ -17,7 +17,6 @@ from typing import Any
 
 from .card_facts import Facts, Result, load_facts, load_results
 from .card_snippets import usage
-from .errors import UsageError
 
 NOT_MEASURED = "not measured"
 PAPER_URL = "https://arxiv.org/abs/2506.13277"
@@ -99,13 +98,7 @@ def render(facts: Facts, results: list[Result]) -> str:
         "citation": facts.citation or CITATION,
         "provenance": _mapping(facts.provenance, ("source", "converter", "package_version", "git_sha")),
     }
-
-    def fill(match: re.Match[str]) -> str:
-        if match[1] not in parts:
-            raise UsageError(f"the card template names {match[1]!r}, which card.py does not know")
-        return parts[match[1]]
-
-    return re.sub(r"\{\{(\w+)\}\}", fill, TEMPLATE)
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], TEMPLATE)
 
 
 def _metadata(facts: Facts, results: list[Result]) -> str:
@@ -131,10 +124,9 @@ def _model_index(facts: Facts, results: list[Result]) -> list[dict[str, Any]]:
     for result in results:
         if result.value is None:
             continue
-        dataset = {"name": result.dataset["name"], "type": result.dataset["id"]}
-        dataset.update(
-            {key: result.dataset[key] for key in ("config", "split", "revision") if result.dataset.get(key)}
-        )
+        where = result.dataset
+        dataset = {"name": where["name"], "type": where["id"]}
+        dataset |= {key: where[key] for key in ("config", "split", "revision") if where.get(key)}
         if result.setting:
             dataset["args"] = dict(result.setting)
         metric = {"type": result.metric, "value": result.value, "name": _metric_name(result)}
@@ -152,9 +144,8 @@ def _metric_name(result: Result) -> str:
 
 
 def _facts_table(facts: Facts) -> str:
-    rows = {**{key.replace("_", " "): value for key, value in facts.figures.items()}}
-    rows["libraries"] = ", ".join(facts.libraries)
-    rows["trained on"] = facts.trained_on
+    rows = {key.replace("_", " "): value for key, value in facts.figures.items()}
+    rows |= {"libraries": ", ".join(facts.libraries), "trained on": facts.trained_on}
     rows["extrapolation"] = _tested(facts)
     lines = [f"| {key} | {NOT_MEASURED if value is None else value} |" for key, value in rows.items()]
     return "\n".join(["| | |", "|---|---|", *lines])
@@ -179,37 +170,33 @@ def _tested(facts: Facts) -> str:
 def _results(results: list[Result]) -> str:
     if not results:
         return f"Results: {NOT_MEASURED}."
+    commands = list(dict.fromkeys(r.command for r in results if r.origin == "measured" and r.command))
     lines = ["| dataset | setting | metric | value | origin |", "|---|---|---|---|---|"]
     for result in results:
         setting = ", ".join(f"{key} {value}" for key, value in result.setting.items()) or "-"
         value = NOT_MEASURED if result.value is None else f"{result.value:.6g}"
         if result.mean is not None:
             value += f"; {result.mean:.4g} ± {result.spread:.2g} over {len(result.seeds)} seeds"
-        name = result.dataset["name"] + (
-            f" ({result.dataset['split']})" if result.dataset.get("split") else ""
-        )
-        lines.append(f"| {name} | {setting} | {result.metric} | {value} | {_origin(result)} |")
+        split = result.dataset.get("split")
+        name = result.dataset["name"] + (f" ({split})" if split else "")
+        lines.append(f"| {name} | {setting} | {result.metric} | {value} | {_origin(result, commands)} |")
     if repeated := next((result for result in results if result.mean is not None), None):
         seeds = ", ".join(map(str, repeated.seeds))
         lines += [
             "",
             f"The first number is of these weights; mean ± standard deviation are over seeds {seeds}.",
         ]
-    commands = list(dict.fromkeys(r.command for r in results if r.origin == "measured" and r.command))
     for number, command in enumerate(commands, 1):
         lines += ["", f"Command {number}:", "```", command.strip(), "```"]
-    text = "\n".join(lines)
-    for number, command in enumerate(commands, 1):
-        text = text.replace(f"<command of {command}>", f"command {number}")
-    return text
+    return "\n".join(lines)
 
 
-def _origin(result: Result) -> str:
+def _origin(result: Result, commands: list[str | None]) -> str:
     if result.origin == "paper":
         return f"reported in the paper, {result.where}"
     if result.value is None:
         return NOT_MEASURED
-    details = [f"<command of {result.command}>"]
+    details = [f"command {commands.index(result.command) + 1}"]
     details += [f"commit {result.git_sha[:12]}"] if result.git_sha else []
     details += [f"seed {result.seed}"] if result.seed is not None else []
     details += [result.note] if result.note else []

@@ -6,6 +6,7 @@ table.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -75,7 +76,7 @@ class Result:
     git_sha: str | None = None
     seed: int | None = None
     note: str | None = None
-    # Of repeated runs, of which `value` is one: their seeds, mean and standard deviation (`seed_results.py`).
+    # Of repeated runs, of which `value` is one: seeds, mean, standard deviation (model_cards/maintain.py).
     seeds: list[int] = field(default_factory=list)
     mean: float | None = None
     spread: float | None = None
@@ -95,14 +96,17 @@ class Result:
 
 
 _TYPES = {"str": str, "list": list, "dict": dict, "bool": bool, "int": int, "float": (int, float)}
+_TYPES["None"] = type(None)
 
 
 def _require_types(self: Any) -> None:
-    """Refuse a value of another type than its field is declared with."""
+    """Refuse a value of another type than its field is declared with, and numbers that are none."""
     for f in fields(self):
-        value, names = getattr(self, f.name), re.findall(r"\w+", re.sub(r"\[.*?\]", "", str(f.type)))
-        if not (value is None if "None" in names else False) and not isinstance(value, _TYPES[names[0]]):
+        value, declared = getattr(self, f.name), re.sub(r"\[.*?\]", "", str(f.type))
+        if not isinstance(value, tuple(_TYPES[name] for name in re.findall(r"\w+", declared))):
             raise UsageError(f"{f.name} must be {f.type}, not {str(value)[:60]!r}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UsageError(f"{f.name} is {value}; leave out what was not measured")
 
 
 def _strict(kind: type, values: Any, where: str) -> Any:

@@ -73,7 +73,7 @@ def card_problems(text: str) -> list[str]:
         for value in values if isinstance(values, list) else [values]:
             if isinstance(value, str) and not _REPO_ID.fullmatch(value):
                 problems.append(f"metadata: {key} {value!r} is not a Hub id")
-    problems += _index_problems(data)
+    problems += _index_problems(data.get("model-index"))
     headings = re.findall(r"^#{1,3} (.+?)\s*$", body, re.M)
     problems += [f"section {section!r} is missing" for section in SECTIONS if section not in headings]
     if "More Information Needed" in body:
@@ -89,7 +89,7 @@ def _license_problems(data: dict[str, Any]) -> list[str]:
     name = data.get("license")
     if not name:
         return ["metadata: license is missing"]
-    if name not in LICENSES:
+    if not isinstance(name, str) or name not in LICENSES:
         known = "the Hub's list has ids in lower case; for another licence write license: other"
         return [f"metadata: license {name!r} is not on the Hub's list ({known})"]
     if name == "other":
@@ -98,27 +98,14 @@ def _license_problems(data: dict[str, Any]) -> list[str]:
     return []
 
 
-def _index_problems(data: dict[str, Any]) -> list[str]:
-    index = data.get("model-index")
-    if index is None:
-        return []
-    if not isinstance(index, list) or not index:
-        return ["metadata: model-index must be a list"]
-    problems = []
-    for model in index:
-        if not isinstance(model, dict) or not model.get("name") or not isinstance(model.get("results"), list):
-            return ["metadata: each model-index entry needs name and results"]
-        for result in model["results"]:
-            where = f"model-index of {model['name']}"
-            if not (result.get("task") or {}).get("type"):
-                problems.append(f"metadata: {where}: a result has no task type")
-            dataset = result.get("dataset") or {}
-            if not dataset.get("name") or not dataset.get("type"):
-                problems.append(f"metadata: {where}: a result has no dataset name and type")
-            for metric in result.get("metrics") or [{}]:
-                if not metric.get("type") or not isinstance(metric.get("value"), int | float):
-                    problems.append(f"metadata: {where}: a metric has no type or no number")
-            source = result.get("source")
-            if source and source.get("name") and not source.get("url"):
-                problems.append(f"metadata: {where}: a source with a name needs a url")
-    return problems
+def _index_problems(index: Any) -> list[str]:
+    """Let huggingface_hub read the results, as the Hub does."""
+    from huggingface_hub.repocard_data import model_index_to_eval_results
+
+    try:
+        results = model_index_to_eval_results(index)[1] if index is not None else []
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        return [f"metadata: model-index is not what huggingface_hub reads ({type(error).__name__}: {error})"]
+    numbers = [(result.metric_type, result.metric_value) for result in results]
+    wrong = [kind for kind, value in numbers if not isinstance(value, int | float)]
+    return [f"metadata: model-index: {kind} has no number" for kind in wrong]

@@ -1,4 +1,4 @@
-"""Look at a staged folder with a stranger's eyes, offline, before anything is sent.
+"""Check a staged folder offline, as its users will load it, before anything is sent.
 
 1. contents: names, links, pickles, secrets, sizes, references (`contents.py`), and the manifest's hashes;
 2. the card: metadata schema, licence list, sections (`card_rules.py`);
@@ -22,6 +22,7 @@ from .contents import find_problems
 from .errors import CheckFailed, UsageError
 from .files import read_json, read_text, sha256_of, write_json
 from .manifest import MANIFEST, compare_with_manifest, read_manifest
+from .plan import Target
 
 _NOT_RUN = "<!-- not run:"  # a snippet below this comment is not executed; the comment says why
 
@@ -48,7 +49,9 @@ def check(folder: Path, *, load: bool = True, snippets: bool = True) -> list[str
         blocks = python_blocks(read_text(folder / "README.md"))
         if not blocks:
             problems.append("README.md: no python snippet shows how to use the model")
-        problems += run_snippets(blocks, folder, **manifest["published_as"])
+        named = manifest["published_as"]
+        target = Target(str(named.get("repo_id")), tag=named.get("tag"))
+        problems += run_snippets(blocks, folder, target.repo_id, target.tag)
         done.append(f"{len(blocks)} snippets of the card ran")
     if problems:
         raise CheckFailed(problems)

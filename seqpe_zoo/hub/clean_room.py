@@ -72,8 +72,8 @@ def probe(
     """
     libraries = libraries_of(config)
     place = str(place) if revision else str(Path(place).resolve())  # the process runs in another folder
-    request = {"libraries": libraries, "place": place, "revision": revision, "with_package": with_package}
-    request["weights"] = str(Path(weights).resolve()) if weights else None
+    request = {"libraries": libraries, "config": config, "place": place, "revision": revision}
+    request |= {"with_package": with_package, "weights": str(Path(weights).resolve()) if weights else None}
     with tempfile.TemporaryDirectory(prefix="seqpe_zoo_probe_") as scratch:
         reports, tail = _run(request, Path(scratch), home or Path(scratch) / "home", bool(revision))
     found = {report["library"]: report for report in reports}
@@ -122,8 +122,8 @@ def _fill_cache(home: Path, folder: Path, repo_id: str, tag: str | None) -> None
     commit = sha256_of(folder / MANIFEST)[:40]
     cache = home / "hub" / f"models--{repo_id.replace('/', '--')}"
     shutil.copytree(folder, cache / "snapshots" / commit)
-    (cache / "refs").mkdir()
     for name in filter(None, ("main", tag)):
+        (cache / "refs" / name).parent.mkdir(parents=True, exist_ok=True)
         (cache / "refs" / name).write_text(commit, encoding="utf-8")
 
 

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 RETRIED_STATUS = (408, 429, 500, 502, 503, 504)
 ATTEMPTS = 5
-CONNECT_TIMEOUT, SILENCE_TIMEOUT = 20.0, 120.0  # seconds; silence = no byte sent or received
+TIMEOUTS = {"connect": 20.0, "read": 120.0, "write": 120.0, "pool": 60.0}  # seconds without a byte
 
 
 class Deadline:
@@ -75,28 +75,21 @@ def _guarded_session(deadline: Deadline) -> Any:
         def close(self) -> None:
             self.stream.close()
 
-    class GuardedSession(httpx.Client):
-        def send(self, request: Any, **options: Any) -> Any:
-            deadline.check()
-            # Some calls of the client pass timeout=None, which would override the session's.
-            given = request.extensions.get("timeout") or {}
-            limits = {
-                "connect": CONNECT_TIMEOUT,
-                "read": SILENCE_TIMEOUT,
-                "write": SILENCE_TIMEOUT,
-                "pool": 60.0,
-            }
-            left = max(deadline.left(), 0.1)
-            timeout = {key: min(given.get(key) or value, left) for key, value in limits.items()}
-            request.extensions = {**request.extensions, "timeout": timeout}
-            request.stream = GuardedStream(request.stream)
-            response = super().send(request, **options)
-            asked = response.headers.get("Retry-After", "")
-            if response.status_code in RETRIED_STATUS and asked.isdigit():
-                deadline.check(float(asked))
-            return response
+    def before(request: Any) -> None:
+        deadline.check()
+        # Some calls of the client pass timeout=None, which would override the session's.
+        given, left = request.extensions.get("timeout") or {}, max(deadline.left(), 0.1)
+        timeout = {key: min(given.get(key) or value, left) for key, value in TIMEOUTS.items()}
+        request.extensions = {**request.extensions, "timeout": timeout}
+        request.stream = GuardedStream(request.stream)
 
-    return GuardedSession(event_hooks={"request": [hf_request_event_hook]}, follow_redirects=True)
+    def after(response: Any) -> None:
+        asked = response.headers.get("Retry-After", "")
+        if response.status_code in RETRIED_STATUS and asked.isdigit():
+            deadline.check(float(asked))
+
+    hooks = {"request": [hf_request_event_hook, before], "response": [after]}
+    return httpx.Client(event_hooks=hooks, follow_redirects=True)
 
 
 class Client:
@@ -111,24 +104,22 @@ class Client:
         """Return the address of the Hub."""
         return str(self.api.endpoint)
 
-    def call(self, doing: str, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Call an API function that may be repeated without harm, and retry what may pass."""
-        for attempt in range(1, ATTEMPTS + 1):
+    def call(
+        self, doing: str, function: Callable[..., T], *args: Any, attempts: int = ATTEMPTS, **kwargs: Any
+    ) -> T:
+        """Call an API function that may be repeated without harm; retry what may pass, explain what does not.
+
+        Functions that the library retries by itself are called with `attempts=1`.
+        """
+        for attempt in range(1, attempts + 1):
             try:
                 return function(*args, **kwargs)
             except Exception as error:
                 wait = retry_wait(error, attempt)
-                if wait is None or attempt == ATTEMPTS:
+                if wait is None or attempt == attempts:
                     raise self.explain(error, doing) from error
                 self.wait(doing, wait, attempt, error)
         raise AssertionError("unreachable")
-
-    def once(self, doing: str, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Call an API function that retries by itself; translate its errors."""
-        try:
-            return function(*args, **kwargs)
-        except Exception as error:
-            raise self.explain(error, doing) from error
 
     def download(self, repo_id: str, commit: str, **options: Any) -> Path:
         """Download a commit. The client resumes what ends early, but not what a reset connection ends."""
@@ -148,9 +139,9 @@ class Client:
     def wait(self, doing: str, seconds: float, attempt: int, error: BaseException) -> None:
         """Sleep before another attempt, unless the deadline comes first."""
         self.deadline.check(seconds)
-        logger.warning(
-            "%s: %s; attempt %d of %d in %.0f s", doing, _brief(error), attempt + 1, ATTEMPTS, seconds
-        )
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        why = f"status {status}" if status else type(error).__name__
+        logger.warning("%s: %s; attempt %d of %d in %.0f s", doing, why, attempt + 1, ATTEMPTS, seconds)
         time.sleep(seconds)
 
 
@@ -184,11 +175,6 @@ def request_path(error: BaseException) -> str | None:
 def backoff(attempt: int) -> float:
     """Return 1, 2, 4, 8, 8 ... seconds."""
     return float(min(2 ** (attempt - 1), 8))
-
-
-def _brief(error: BaseException) -> str:
-    response = getattr(error, "response", None)
-    return f"status {response.status_code}" if response is not None else type(error).__name__
 
 
 @contextmanager

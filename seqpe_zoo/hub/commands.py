@@ -8,7 +8,6 @@ never reach the output.
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import logging
 import sys
@@ -21,9 +20,8 @@ from typing import Any
 from .client import open_client
 from .errors import UNEXPECTED, HubError, UsageError, explain, guard_output, redact
 from .files import parse_json
-from .plan import Target, default_target, format_plan, make_plan
-
-PORTABLE = Path(__file__).parents[1] / "portable"
+from .manifest import PORTABLE, read_manifest
+from .plan import Target, format_plan, make_plan
 
 _EXIT_CODES = """exit codes: 0 done; 2 arguments; 3 push without --yes; 10 not signed in; 11 not permitted;
 12 not found; 13 not a Hub; 14 no xet storage; 15 conflict; 16 somebody committed meanwhile; 17 server busy;
@@ -40,7 +38,6 @@ def _say(text: str) -> None:
 def _guarded(run: Handler) -> Callable[[argparse.Namespace], int]:
     """Turn failures of a handler into exit codes and sentences."""
 
-    @functools.wraps(run)
     def guarded(options: argparse.Namespace) -> int:
         guard_output()
         logging.basicConfig(level=logging.WARNING, format="%(message)s")
@@ -48,9 +45,7 @@ def _guarded(run: Handler) -> Callable[[argparse.Namespace], int]:
             run(options)
             return 0
         except KeyboardInterrupt:
-            sys.stderr.write(
-                "\ninterrupted; run the same command again: it continues from what is on the Hub\n"
-            )
+            sys.stderr.write("\ninterrupted; run the same command again: it continues where it was\n")
             return 130
         except Exception as error:  # noqa: BLE001 (the last resort: explained, without tokens)
             explained = explain(error, options.command)
@@ -60,9 +55,6 @@ def _guarded(run: Handler) -> Callable[[argparse.Namespace], int]:
             return explained.exit_code
 
     return guarded
-
-
-# Handlers ---------------------------------------------------------------------------------------------------
 
 
 def run_stage(options: argparse.Namespace) -> None:
@@ -95,15 +87,15 @@ def run_check(options: argparse.Namespace) -> None:
 
 
 def _target(options: argparse.Namespace) -> Target:
-    unknown = "keep" if options.keep_unknown else "delete" if options.delete_unknown else "refuse"
-    return default_target(
-        options.folder,
-        options.repo,
-        options.tag,
+    """Return the target the folder's manifest names, unless told otherwise. A pull request has no tag."""
+    published_as = read_manifest(options.folder)["published_as"]
+    return Target(
+        repo_id=options.repo or str(published_as.get("repo_id")),
         revision=options.revision,
+        tag=options.tag or (None if options.pr else published_as.get("tag")),
         pull_request=options.pr,
         create=options.create,
-        unknown_files=unknown,
+        unknown_files="keep" if options.keep_unknown else "delete" if options.delete_unknown else "refuse",
         move_tag=options.move_tag,
     )
 
@@ -199,9 +191,6 @@ def run_card(options: argparse.Namespace) -> None:
         raise HubError(f"stale cards: {', '.join(stale)}", "render them with `seqpe-zoo card`")
 
 
-# Arguments --------------------------------------------------------------------------------------------------
-
-
 def add_subcommands(subparsers: Any) -> None:
     """Add these commands to `argparse`'s subparsers; each sets `handler`, which returns an exit code."""
 
@@ -217,57 +206,53 @@ def add_subcommands(subparsers: Any) -> None:
     parser.add_argument("target", type=Path, help="the folder to make")
     parser.add_argument("--card", type=Path, required=True, help="folder with facts.yaml and results.json")
     parser.add_argument("--source", help="where the weights come from, as a JSON object for the manifest")
-    parser.add_argument("--overwrite", action="store_true", help="replace a folder staged before")
+    _flag(parser, "--overwrite", "replace a folder staged before")
     parser.add_argument("--portable", type=Path, help="folder with the code that travels; default: ours")
-    parser.add_argument(
-        "--no-fingerprint", action="store_true", help="do not run the model (check will then refuse)"
-    )
+    _flag(parser, "--no-fingerprint", "do not run the model (check will then refuse)")
 
-    parser = command("check", "look at a staged folder with a stranger's eyes, offline", run_check)
+    parser = command("check", "check a staged folder offline: contents, card, loading, snippets", run_check)
     parser.add_argument("folder", type=Path)
-    parser.add_argument(
-        "--static", action="store_true", help="contents and card only; no loading, no snippets"
-    )
-    parser.add_argument("--no-snippets", action="store_true", help="do not run the card's snippets")
+    _flag(parser, "--static", "contents and card only; no loading, no snippets")
+    _flag(parser, "--no-snippets", "do not run the card's snippets")
 
     parser = command("plan", "show what a push would do; sends nothing", run_plan)
     _add_target(parser)
-    parser.add_argument("--json", action="store_true", help="print the plan as JSON")
+    _flag(parser, "--json", "print the plan as JSON")
 
     parser = command("push", "publish a checked folder; shows the plan only, unless --yes", run_push)
     _add_target(parser)
-    parser.add_argument("--yes", action="store_true", help="really send")
+    _flag(parser, "--yes", "really send")
     parser.add_argument("--message", help="commit message")
-    parser.add_argument("--public", action="store_true", help="make the repository public after verification")
+    _flag(parser, "--public", "make the repository public after verification")
     parser.add_argument(
         "--verify", choices=("full", "files", "none"), help="verify after the push; --public implies full"
     )
     parser.add_argument("--collection", help="slug of a collection to add the repository to")
-    parser.add_argument("--unchecked", action="store_true", help="do not ask for the receipt of `check`")
+    _flag(parser, "--unchecked", "do not ask for the receipt of `check`")
 
-    parser = command(
-        "verify", "download a published revision, compare every hash, load it, compare logits", run_verify
-    )
+    parser = command("verify", "download a revision, compare every hash, load it, compare logits", run_verify)
     parser.add_argument("repo", help="owner/name")
     parser.add_argument("--revision", default="main", help="commit, tag or branch")
     parser.add_argument("--folder", type=Path, help="the staged folder it came from")
-    parser.add_argument("--files-only", action="store_true", help="compare hashes, do not load the model")
+    _flag(parser, "--files-only", "compare hashes, do not load the model")
     _add_deadline(parser)
 
     parser = command("sync-code", "bring the code of published repositories up to date", run_sync_code)
     parser.add_argument("repos", nargs="+", help="owner/name ...")
-    parser.add_argument("--yes", action="store_true", help="commit; without it the difference is shown")
+    _flag(parser, "--yes", "commit; without it the difference is shown")
     parser.add_argument("--tag", help="tag for the new commit")
     parser.add_argument("--revision", default="main", help="branch")
     parser.add_argument("--portable", type=Path, help="folder with the current code; default: ours")
-    parser.add_argument(
-        "--no-load", action="store_true", help="do not run the weights with the new code first"
-    )
+    _flag(parser, "--no-load", "do not run the weights with the new code first")
     _add_deadline(parser)
 
     parser = command("card", "render model cards from facts.yaml and results.json", run_card)
     parser.add_argument("folders", nargs="+", type=Path, help="model_cards/<id> ...")
-    parser.add_argument("--fresh", action="store_true", help="write nothing; fail if a README is stale")
+    _flag(parser, "--fresh", "write nothing; fail if a README is stale")
+
+
+def _flag(parser: argparse.ArgumentParser, name: str, help: str) -> None:
+    parser.add_argument(name, action="store_true", help=help)
 
 
 def _add_target(parser: argparse.ArgumentParser) -> None:
@@ -275,13 +260,9 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repo", help="owner/name; default: the one the card names")
     parser.add_argument("--tag", help="default: the one the card names")
     parser.add_argument("--revision", default="main", help="branch to commit to")
-    parser.add_argument(
-        "--pr", action="store_true", help="open a pull request instead of committing to the branch"
-    )
-    parser.add_argument(
-        "--create", action="store_true", help="create the repository (private) or branch if missing"
-    )
-    parser.add_argument("--move-tag", action="store_true", help="move the tag if it exists on another commit")
+    _flag(parser, "--pr", "open a pull request instead of committing to the branch")
+    _flag(parser, "--create", "create the repository (private) or branch if missing")
+    _flag(parser, "--move-tag", "move the tag if it exists on another commit")
     unknown = parser.add_mutually_exclusive_group()
     unknown.add_argument("--keep-unknown", action="store_true", help="leave files that only the Hub has")
     unknown.add_argument("--delete-unknown", action="store_true", help="delete files that only the Hub has")

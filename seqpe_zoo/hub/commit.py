@@ -22,7 +22,7 @@ from .errors import (
     VerificationFailed,
     chain,
 )
-from .plan import Plan, Target, is_same, remote_tree
+from .plan import Plan, Target, is_same, remote_tree, tag_commit
 
 logger = logging.getLogger(__name__)
 Progress = Callable[[str], None]
@@ -109,19 +109,19 @@ def _find_landed(client: Client, plan: Plan, why: HubError) -> tuple[str, str | 
 
 def _find_landed_pull_request(client: Client, plan: Plan) -> tuple[str, str | None] | None:
     repo_id = plan.target.repo_id
-    refs = client.call(
-        "listing the pull requests", client.api.list_repo_refs, repo_id, include_pull_requests=True
-    )
-    for ref in sorted(refs.pull_requests or [], key=lambda ref: int(ref.ref.rsplit("/", 1)[1]), reverse=True):
-        if plan.parent in _history(client, repo_id, ref.ref)[1:2] and not _tree_problems(
-            client, plan, ref.target_commit
-        ):
-            return ref.target_commit, f"{client.endpoint}/{repo_id}/discussions/{ref.ref.rsplit('/', 1)[1]}"
+    doing, read = "listing the pull requests", client.api.list_repo_refs
+    refs = client.call(doing, read, repo_id, include_pull_requests=True).pull_requests or []
+    numbered = {int(ref.ref.rsplit("/", 1)[1]): ref for ref in refs}
+    for number, ref in sorted(numbered.items(), reverse=True):
+        on_parent = plan.parent in _history(client, repo_id, ref.ref)[1:2]
+        if on_parent and not _tree_problems(client, plan, ref.target_commit):
+            return ref.target_commit, f"{client.endpoint}/{repo_id}/discussions/{number}"
     return None
 
 
 def _history(client: Client, repo_id: str, revision: str) -> list[str]:
-    commits = client.once("reading the history", client.api.list_repo_commits, repo_id, revision=revision)
+    doing, read = "reading the history", client.api.list_repo_commits
+    commits = client.call(doing, read, repo_id, revision=revision, attempts=1)
     return [commit.commit_id for commit in commits]
 
 
@@ -149,7 +149,7 @@ def require_tree(client: Client, plan: Plan, commit: str) -> None:
 def set_tag(client: Client, target: Target, commit: str, progress: Progress) -> None:
     """Tag the commit. An existing tag is moved only if told, and a tag on the same commit is fine."""
     api, repo_id, tag = client.api, target.repo_id, target.tag or ""
-    current = _tag_commit(client, repo_id, tag)
+    current = tag_commit(client, repo_id, tag)
     if current == commit:
         progress(f"the tag {tag} is on this commit already")
         return
@@ -163,15 +163,8 @@ def set_tag(client: Client, target: Target, commit: str, progress: Progress) -> 
         client.call(f"tagging {commit[:12]} as {tag}", api.create_tag, repo_id, tag=tag, revision=commit)
     except Conflict:
         # The answer to an earlier attempt was lost, or somebody else set the tag: look where it points.
-        if _tag_commit(client, repo_id, tag) != commit:
+        if tag_commit(client, repo_id, tag) != commit:
             raise TagExists(
                 f"the tag {tag} was set to another commit meanwhile; yours is {commit[:12]}"
             ) from None
     progress(f"tagged {commit[:12]} as {tag}")
-
-
-def _tag_commit(client: Client, repo_id: str, tag: str) -> str | None:
-    refs = client.call("listing the tags", client.api.list_repo_refs, repo_id)
-    if not any(ref.name == tag for ref in refs.tags):
-        return None
-    return str(client.call(f"looking up the tag {tag}", client.api.repo_info, repo_id, revision=tag).sha)

@@ -64,11 +64,23 @@ def _config_file_problems(config: dict[str, Any], names: set[str]) -> list[str]:
     return problems
 
 
+def type_problems(config: dict[str, Any]) -> list[str]:
+    """Return which entries of a config have another type than the libraries write."""
+    objects = ("auto_map", "model_args", "pretrained_cfg", "position_encoding_args", "id2label")
+    kinds: dict[str, tuple[type, str]] = {
+        **dict.fromkeys(("architecture", "model_type"), (str, "a name")),
+        **dict.fromkeys(objects, (dict, "an object")),
+        "architectures": (list, "a list"),
+    }
+    wrong = [key for key in kinds if config.get(key) and not isinstance(config[key], kinds[key][0])]
+    return [f"{key} must be {kinds[key][1]}" for key in wrong]
+
+
 def config_problems(config: dict[str, Any]) -> list[str]:
     """Return what would make a library build another model than the one that was trained."""
     libraries = libraries_of(config)
-    names = [key for key in ("architecture", "model_type") if not isinstance(config.get(key, ""), str)]
-    problems = [f"{key} must be a name" for key in names]
+    if problems := type_problems(config):
+        return problems
     if not libraries:
         problems.append("fits neither timm ('architecture') nor transformers ('model_type')")
     if "timm" in libraries:
@@ -160,19 +172,11 @@ def code_closure(portable: Path, roots: list[str]) -> list[Path]:
 
 def auto_map_modules(config: dict[str, Any]) -> list[str]:
     """Return the modules named in a config's `auto_map`."""
-    modules = set()
-    for value in (config.get("auto_map") or {}).values():
-        for reference in value if isinstance(value, list) else [value]:
-            if isinstance(reference, str):
-                modules.add(reference.rsplit(".", 1)[0])
-    return sorted(modules)
+    values = (config.get("auto_map") or {}).values()
+    places = [place for value in values for place in (value if isinstance(value, list) else [value])]
+    return sorted({place.rsplit(".", 1)[0] for place in places if isinstance(place, str)})
 
 
 def libraries_of(config: dict[str, Any]) -> list[str]:
     """Return which libraries can load a folder with this `config.json`."""
-    libraries = []
-    if "architecture" in config:
-        libraries.append("timm")
-    if "model_type" in config:
-        libraries.append("transformers")
-    return libraries
+    return [name for name, key in (("timm", "architecture"), ("transformers", "model_type")) if key in config]

@@ -40,15 +40,11 @@ VOCABULARIES = ("tokenizer.json", "vocab.json", "merges.txt")  # some of their w
 def name_problem(name: str) -> str | None:
     """Say why a file of this name may not travel, or None."""
     if name.endswith(_PICKLE_SUFFIXES):
-        return (
-            f"{name}: may hold a pickle, which runs code when it is opened; save the weights as safetensors"
-        )
+        return f"{name}: may hold a pickle, which runs code when opened; save the weights as safetensors"
     if "/" in name or "\\" in name or name.startswith(".") or ".." in name:
         return f"{name!r}: only plain file names may travel: no folders, no hidden files, no '..'"
-    if (
-        not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name)
-        or name.split(".")[0].lower() in _WINDOWS_DEVICES
-    ):
+    plain = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name)
+    if not plain or name.split(".")[0].lower() in _WINDOWS_DEVICES:
         return f"{name!r}: odd file name; letters, digits, '.', '_' and '-' only"
     if name not in ALLOWED_NAMES and not any(pattern.fullmatch(name) for pattern in ALLOWED_PATTERNS):
         return f"{name}: not on the list of files a model repository needs (seqpe_zoo/hub/contents.py)"
@@ -66,9 +62,8 @@ def find_problems(folder: Path) -> list[str]:
     if len(names) > MAX_FILES:
         problems.append(f"{len(names)} files; a commit should have fewer than {MAX_FILES}")
     lowered = [name.lower() for name in names]
-    problems += [
-        f"{name}: two names differ only in case" for name in names if lowered.count(name.lower()) > 1
-    ]
+    twice = [name for name in names if lowered.count(name.lower()) > 1]
+    problems += [f"{name}: two names differ only in case" for name in twice]
     for name in names:
         path = folder / name
         if path.is_symlink():

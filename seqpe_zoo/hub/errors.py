@@ -155,6 +155,15 @@ for _kind, _exit_code, _remedy in (
 del _kind
 
 
+_BY_STATUS = {
+    401: NotAuthenticated,
+    403: NotPermitted,
+    404: RepositoryMissing,
+    409: Conflict,
+    412: ParentMoved,
+}
+
+
 def _status_of(error: BaseException) -> int | None:
     response = getattr(error, "response", None)
     return getattr(response, "status_code", None)
@@ -192,9 +201,7 @@ def _explain_one(error: BaseException, doing: str) -> HubError | None:
     if _status_of(error) is not None:
         return _explain_status(error, doing)
     if isinstance(error, json.JSONDecodeError):
-        return WrongEndpoint(
-            f"{doing}: the answer is not JSON, so this is not a Hub (or a proxy answered for it)"
-        )
+        return WrongEndpoint(f"{doing}: the answer is not JSON; this is no Hub, or a proxy answered for it")
     if isinstance(error, httpx.TransportError):
         return ConnectionLost(f"{doing}: {type(error).__name__}: {error}")
     if re.search(r"404.*xet-(write|read)-token", str(error)):
@@ -206,9 +213,7 @@ def _explain_one(error: BaseException, doing: str) -> HubError | None:
     if isinstance(error, OSError) and error.filename:
         return HubError(f"{doing}: {error.strerror}: {error.filename}", "look at this file or folder")
     if isinstance(error, ValueError) and "Invalid metadata in README.md" in str(error):
-        return Refused(
-            f"{doing}: {error}", "correct the card's facts.yaml, render the card, stage and check again"
-        )
+        return Refused(f"{doing}: {error}", "correct facts.yaml, then stage and check again")
     return None
 
 
@@ -219,20 +224,10 @@ def _explain_status(error: Any, doing: str) -> HubError:
     kind = str(error.response.headers.get("Content-Type", ""))
     if status == 404 and "html" in kind and "X-Error-Code" not in error.response.headers:
         return WrongEndpoint(f"{doing}: {error.response.url.host} answers with a web page, not as a Hub")
-    classes: dict[int | None, type[HubError]] = {
-        401: NotAuthenticated,
-        403: NotPermitted,
-        404: RepositoryMissing,
-        409: Conflict,
-        412: ParentMoved,
-    }
     if error.response.headers.get("X-Error-Code") == "RepoNotFound":
         return RepositoryMissing(text)
-    if status in classes:
-        return classes[status](text)
-    if status is not None and (status in (408, 429) or status >= 500):
-        return ServerBusy(text)
-    return Refused(text)
+    busy = status in (408, 429) or (status or 0) >= 500
+    return _BY_STATUS.get(status or 0, ServerBusy if busy else Refused)(text)
 
 
 def guard_output() -> None:
@@ -248,7 +243,8 @@ def guard_output() -> None:
 
     redacting.redacts = True  # type: ignore[attr-defined]
     logging.setLogRecordFactory(redacting)
-    sys.excepthook = lambda kind, error, trace: (
-        sys.stderr.write(redact("".join(traceback.format_exception(kind, error, trace)))),
-        None,
-    )[1]
+
+    def report(kind: Any, error: Any, trace: Any) -> None:
+        sys.stderr.write(redact("".join(traceback.format_exception(kind, error, trace))))
+
+    sys.excepthook = report

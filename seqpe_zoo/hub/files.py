@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
-from .errors import UsageError
+from .errors import DiskFull, UsageError
 
 MAX_TEXT_BYTES = 10 * 2**20  # tokenizer.json of large vocabularies stays below
 MAX_YAML, MAX_YAML_DEPTH = 2**18, 20
@@ -37,6 +38,15 @@ def list_files(folder: Path) -> list[str]:
     """Return every file below a folder, sorted, with forward slashes. Links are not followed."""
     found = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
     return sorted(path.relative_to(folder).as_posix() for path in found)
+
+
+def require_space(place: Path, needed: int, doing: str) -> None:
+    """Refuse to begin what the disk has no room for."""
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    if free < needed:
+        raise DiskFull(f"{doing} needs {needed / 2**20:.0f} MiB, {free / 2**20:.0f} MiB are free")
 
 
 def read_text(path: Path) -> str:

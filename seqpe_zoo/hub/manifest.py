@@ -16,6 +16,7 @@ from .errors import UsageError
 from .files import list_files, read_json, sha256_of, write_json
 
 MANIFEST = "MANIFEST.json"
+PORTABLE = Path(__file__).parents[1] / "portable"
 _FORMAT = 1
 
 

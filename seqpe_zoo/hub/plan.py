@@ -7,6 +7,7 @@ shown is what happens. Nothing stored locally is trusted: a repeated run plans a
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,6 @@ from typing import Any
 from .client import Client
 from .errors import RepositoryMissing, UsageError
 from .files import git_sha1_of, list_files, sha256_of
-from .manifest import read_manifest
 
 _HUB_OWN_FILES = frozenset([".gitattributes"])  # made by the Hub, never ours
 
@@ -71,9 +71,8 @@ class Target:
         require_ref(self.revision, "branch")
         require_ref(self.tag, "tag")
         if self.pull_request and (self.tag or self.revision != "main"):
-            raise UsageError(
-                "--pr goes with neither --tag nor --revision", "tag after the pull request is merged"
-            )
+            remedy = "tag after the pull request is merged"
+            raise UsageError("--pr goes with neither --tag nor --revision", remedy)
         if self.unknown_files not in ("refuse", "keep", "delete"):
             raise UsageError(f"unknown_files={self.unknown_files!r} must be refuse, keep or delete")
 
@@ -96,17 +95,13 @@ class Plan:
         """Return the files that a commit would touch."""
         return [f for f in self.files if f.action in ("add", "update", "delete")]
 
-    @property
-    def unknown(self) -> list[PlannedFile]:
-        """Return the files that only the Hub has and about which nothing was decided."""
-        return [f for f in self.files if f.action == "unknown"]
-
 
 def remote_tree(client: Client, repo_id: str, revision: str) -> dict[str, Any]:
     """Return path -> file (size, lfs, blob_id) at a revision."""
-    tree = client.once(
+    tree = client.call(
         f"listing {repo_id} at {revision[:12]}",
         lambda: list(client.api.list_repo_tree(repo_id, recursive=True, revision=revision)),
+        attempts=1,
     )
     return {entry.path: entry for entry in tree if hasattr(entry, "blob_id")}
 
@@ -118,23 +113,22 @@ def is_same(entry: Any, sha256: str, git_sha1: str) -> bool:
 
 def make_plan(client: Client, folder: Path, target: Target) -> Plan:
     """Compare a folder with the Hub."""
-    if not Path(folder).is_dir():
+    if not folder.is_dir():
         raise UsageError(f"{folder} is not a folder", "make it with `seqpe-zoo stage`")
     plan = read_remote(client, target)
     remote = remote_tree(client, target.repo_id, plan.parent) if plan.parent else {}
-    for name in list_files(folder):
-        path = folder / name
-        sha256, git_sha1 = sha256_of(path), git_sha1_of(path)
-        action = "add"
-        if name in remote:
-            action = "same" if is_same(remote[name], sha256, git_sha1) else "update"
-        plan.files.append(PlannedFile(name, action, path.stat().st_size, sha256, git_sha1))
-    ours = {file.path for file in plan.files}
-    action = {"refuse": "unknown"}.get(target.unknown_files, target.unknown_files)
-    for name in sorted(set(remote) - ours - _HUB_OWN_FILES):
+    names = list_files(folder)
+    for name in names:
+        sha256, git_sha1 = sha256_of(folder / name), git_sha1_of(folder / name)
+        action = "add" if name not in remote else "update"
+        if name in remote and is_same(remote[name], sha256, git_sha1):
+            action = "same"
+        plan.files.append(PlannedFile(name, action, (folder / name).stat().st_size, sha256, git_sha1))
+    action = "unknown" if target.unknown_files == "refuse" else target.unknown_files
+    for name in sorted(set(remote) - set(names) - _HUB_OWN_FILES):
         entry = remote[name]
-        sha256 = entry.lfs.sha256 if entry.lfs else None
-        plan.files.append(PlannedFile(name, action, entry.size, sha256, None if entry.lfs else entry.blob_id))
+        sha256, git_sha1 = (entry.lfs.sha256, None) if entry.lfs else (None, entry.blob_id)
+        plan.files.append(PlannedFile(name, action, entry.size, sha256, git_sha1))
     return plan
 
 
@@ -157,19 +151,18 @@ def read_remote(client: Client, target: Target) -> Plan:
         if not target.create:
             raise RepositoryMissing(f"{repo_id} has no branch {target.revision!r}")
         plan.branch_exists, plan.parent = False, info.sha
-    if target.tag and any(ref.name == target.tag for ref in refs.tags):
-        # An annotated tag is an object of its own; asking for the revision gives the commit in every case.
-        plan.tag_commit = client.call(
-            f"looking up the tag {target.tag}", api.repo_info, repo_id, revision=target.tag
-        ).sha
+    plan.tag_commit = tag_commit(client, repo_id, target.tag, refs) if target.tag else None
     return plan
 
 
-def default_target(folder: Path, repo_id: str | None, tag: str | None, **options: Any) -> Target:
-    """Return the target a folder's manifest names, unless told otherwise. A pull request has no tag."""
-    published_as = read_manifest(folder).get("published_as", {})
-    wanted_tag = tag or (None if options.get("pull_request") else published_as.get("tag"))
-    return Target(repo_id or published_as.get("repo_id") or "", tag=wanted_tag or None, **options)
+def tag_commit(client: Client, repo_id: str, tag: str, refs: Any = None) -> str | None:
+    """Return the commit a tag names, or None when there is no such tag."""
+    refs = refs or client.call("listing the tags", client.api.list_repo_refs, repo_id)
+    if not any(ref.name == tag for ref in refs.tags):
+        return None
+    # An annotated tag is an object of its own; asking for the revision gives the commit in every case.
+    doing = f"looking up the tag {tag}"
+    return str(client.call(doing, client.api.repo_info, repo_id, revision=tag).sha)
 
 
 def format_plan(plan: Plan) -> str:
@@ -188,18 +181,11 @@ def format_plan(plan: Plan) -> str:
     for file in plan.files:
         name = (file.sha256 or file.git_sha1 or "")[:16]
         lines.append(f"{file.action:8} {file.size:>12,}  {name:17}  {file.path}")
-    counts = {
-        a: sum(f.action == a for f in plan.files)
-        for a in ("add", "update", "same", "delete", "keep", "unknown")
-    }
-    sent = sum(f.size for f in plan.files if f.action in ("add", "update"))
-    summary = ", ".join(f"{count} {action}" for action, count in counts.items() if count)
-    lines += [
-        "",
-        f"{summary or 'no files'}; {sent:,} bytes to commit"
-        + ("" if plan.changes else "; nothing to commit"),
-    ]
-    return "\n".join(lines)
+    counts = Counter(file.action for file in plan.files)
+    sent = sum(file.size for file in plan.files if file.action in ("add", "update"))
+    summary = ", ".join(f"{count} {action}" for action, count in counts.items()) or "no files"
+    nothing = "" if plan.changes else "; nothing to commit"
+    return "\n".join([*lines, "", f"{summary}; {sent:,} bytes to commit{nothing}"])
 
 
 def _tag_line(plan: Plan) -> str:

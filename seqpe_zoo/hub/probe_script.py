@@ -1,4 +1,4 @@
-"""Load a model as a stranger would, run it once, print the outcome as JSON. Runs alone, in a fresh process.
+"""Load a model as its users will, run it once, print the outcome as JSON. Runs alone, in a fresh process.
 
 The request on the command line names the libraries. With `with_package` seqpe_zoo is imported first. Without
 it, transformers goes first and must do with the code beside the weights, for seqpe_zoo cannot be imported;
@@ -9,6 +9,9 @@ timm may import it when it does not know the architecture, because no code trave
 import json
 import math
 import sys
+from pathlib import Path
+
+import torch
 
 
 class Forbidden:
@@ -20,25 +23,26 @@ class Forbidden:
         return
 
 
+def import_package(request):
+    """Import seqpe_zoo from where the caller has it."""
+    if request["package_path"] not in sys.path:
+        sys.path.insert(0, request["package_path"])
+    __import__("seqpe_zoo")
+
+
 def token_input(vocab_size, length):
     """Return token ids that are the same everywhere."""
-    import torch
-
     return torch.tensor([[(7 * i * i + 3 * i + 1) % vocab_size for i in range(length)]])
 
 
 def image_input(shape):
     """Return an image that is the same everywhere, values in [-1, 1]."""
-    import torch
-
     count = math.prod(shape)
     return torch.sin(torch.arange(count, dtype=torch.float64) * 0.1).to(torch.float32).reshape(1, *shape)
 
 
 def summarise(logits):
     """Return the shape and 64 evenly spaced values of a tensor: the fingerprint."""
-    import torch
-
     flat = logits.detach().to(torch.float64).flatten()
     picks = torch.linspace(0, flat.numel() - 1, min(64, flat.numel())).round().long()
     return {
@@ -50,36 +54,14 @@ def summarise(logits):
     }
 
 
-def needs_package(config):
-    """Say whether timm alone cannot build what this config names."""
-    import timm
-
-    return not timm.is_model(config["architecture"]) or "pos_embed" in (config.get("model_args") or {})
-
-
-def read_config(request):
-    """Return config.json of the folder or repository."""
-    if not request.get("revision"):
-        path = f"{request['place']}/config.json"
-    else:
-        from huggingface_hub import hf_hub_download
-
-        path = hf_hub_download(request["place"], "config.json", revision=request["revision"])
-    with open(path, encoding="utf-8") as file:
-        return json.load(file)
-
-
 def load_timm(request):
     """Return (model, inputs, problems) from timm."""
     import timm
 
-    if needs_package(read_config(request)):
+    config, place, revision = request["config"], request["place"], request["revision"]
+    if not timm.is_model(config["architecture"]) or "pos_embed" in (config.get("model_args") or {}):
         import_package(request)
-    place = request["place"]
-    if request.get("revision"):
-        place = f"hf-hub:{place}@{request['revision']}"
-    else:
-        place = f"local-dir:{place}"
+    place = f"hf-hub:{place}@{revision}" if revision else f"local-dir:{place}"
     model = timm.create_model(place, pretrained=True).eval()
     shape = (model.pretrained_cfg or {}).get("input_size") or (3, 224, 224)
     return model, image_input(tuple(shape)), []
@@ -100,32 +82,25 @@ def load_transformers(request):
     """Return (model, inputs, problems) from transformers."""
     from transformers import AutoConfig
 
-    options = {"trust_remote_code": True}
-    if request.get("revision"):
+    place, options = request["place"], {"trust_remote_code": True}
+    if request["revision"]:
         options.update(revision=request["revision"], code_revision=request["revision"])
-    config = AutoConfig.from_pretrained(request["place"], **options)
-    model, report = auto_class(config).from_pretrained(request["place"], output_loading_info=True, **options)
+    config = AutoConfig.from_pretrained(place, **options)
+    model, report = auto_class(config).from_pretrained(place, output_loading_info=True, **options)
     problems = []
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
-        if report.get(kind):
-            names = sorted(map(str, report[kind]))
+        if names := sorted(map(str, report.get(kind) or ())):
             more = f" and {len(names) - 8} more" if len(names) > 8 else ""
             problems.append(f"{kind.replace('_', ' ')}: {names[:8]}{more}")
     if getattr(config, "vocab_size", None) and not hasattr(config, "image_size"):
         limit = getattr(config, "n_positions", None) or getattr(config, "max_position_embeddings", None) or 24
         return model.eval(), token_input(config.vocab_size, min(24, limit)), problems
-    size = getattr(config, "image_size", None)
-    size = (size, size) if isinstance(size, int) else tuple(size or (224, 224))
+    size = getattr(config, "image_size", None) or 224
+    size = (size, size) if isinstance(size, int) else tuple(size)
     return model.eval(), image_input((getattr(config, "num_channels", 3) or 3, *size)), problems
 
 
-def same_tensors(state, name):
-    """Return the model's names for a tensor of the file: one of the two may have a word more in front."""
-    found = [key for key in (name, name.partition(".")[2]) if key in state]
-    return found[:1] or [key for key in state if key.partition(".")[2] == name]
-
-
-def saved_state(model):
+def saved_tensors(model):
     """Return the model's tensors by their names in memory and, with transformers, in its files."""
     state = model.state_dict()
     if "transformers" in sys.modules and hasattr(model, "save_pretrained"):
@@ -137,17 +112,15 @@ def saved_state(model):
 
 def compare_tensors(model, folder):
     """Return how the loaded tensors differ from the safetensors files in a folder, bit by bit."""
-    from pathlib import Path
-
-    import torch
     from safetensors import safe_open
 
-    state = saved_state(model)
-    problems, compared = [], 0
+    state, problems, compared = saved_tensors(model), [], 0
     for path in sorted(Path(folder).glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 (not a dict)
-                found = same_tensors(state, name)
+                # Either name may have a word more in front: timm's are behind `vit.` in the file.
+                found = [key for key in (name, name.partition(".")[2]) if key in state][:1]
+                found = found or [key for key in state if key.partition(".")[2] == name]
                 if len(found) != 1:
                     problems.append(f"tensor {name} is in the file but not in the loaded model")
                 elif not torch.equal(state[found[0]], file.get_tensor(name)):
@@ -157,46 +130,36 @@ def compare_tensors(model, folder):
     return problems[:8], compared
 
 
-def import_package(request):
-    """Import seqpe_zoo from where the caller has it."""
-    if request["package_path"] not in sys.path:
-        sys.path.insert(0, request["package_path"])
-    __import__("seqpe_zoo")
-
-
 def look_at(library, request):
-    """Return what a stranger would see with this library."""
-    import torch
-
+    """Return what a user of this library would see."""
     torch.manual_seed(0)
     answer = {"library": library, "problems": []}
     try:
         load = load_timm if library == "timm" else load_transformers
         model, inputs, answer["problems"] = load(request)
-        if request.get("weights"):
+        if request["weights"]:
             problems, answer["tensors_equal"] = compare_tensors(model, request["weights"])
             answer["problems"] += problems
         with torch.no_grad():
             output = model(inputs)
         logits = output if isinstance(output, torch.Tensor) else output[0]
-        answer["class"] = type(model).__name__
-        answer["fingerprint"] = summarise(logits)
+        answer["class"], answer["fingerprint"] = type(model).__name__, summarise(logits)
         if not answer["fingerprint"]["finite"]:
             answer["problems"].append("the logits are not finite")
-    except Exception as error:  # noqa: BLE001 (whatever a stranger would see is the answer)
+    except Exception as error:  # noqa: BLE001 (whatever a user would see is the answer)
         answer["problems"].append(f"{type(error).__name__}: {str(error)[:1500]}")
     return answer
 
 
 def look_at_all(request):
-    """Give what a stranger would see with each library."""
+    """Give what users of each library would see."""
     if request["with_package"]:
         import_package(request)
     for library in sorted(request["libraries"], reverse=True):  # transformers first
         hidden = [Forbidden()] if library == "transformers" and not request["with_package"] else []
         sys.meta_path[:0] = hidden
         yield look_at(library, request)
-        for finder in hidden:
+        for finder in hidden:  # others may have been put before it
             sys.meta_path.remove(finder)
 
 
@@ -215,13 +178,8 @@ def run_snippets(request):
         yield {"block": number, "problem": problem}
 
 
-def main():
-    """Do what the request says and print lines that begin with PROBE."""
-    request = json.loads(sys.argv[1])
-    for answer in run_snippets(request) if "blocks" in request else look_at_all(request):
-        sys.stdout.write("\nPROBE " + json.dumps(answer) + "\n")
-        sys.stdout.flush()
-
-
 if __name__ == "__main__":
-    main()
+    asked = json.loads(sys.argv[1])
+    for line in run_snippets(asked) if "blocks" in asked else look_at_all(asked):
+        sys.stdout.write("\nPROBE " + json.dumps(line) + "\n")
+        sys.stdout.flush()

@@ -87,11 +87,9 @@ def push(
 
 def _refuse(plan: Plan) -> None:
     """Stop before anything is sent when the plan would surprise somebody."""
-    if plan.unknown:
-        names = ", ".join(file.path for file in plan.unknown[:8])
-        raise UnknownRemoteFiles(
-            f"{plan.target.repo_id} holds files that are not in the staged folder: {names}"
-        )
+    if unknown := [file.path for file in plan.files if file.action == "unknown"]:
+        what = f"files that are not in the staged folder: {', '.join(unknown[:8])}"
+        raise UnknownRemoteFiles(f"{plan.target.repo_id} holds {what}")
     moved = plan.tag_commit is not None and (plan.changes or plan.tag_commit != plan.parent)
     if moved and not plan.target.move_tag:
         raise TagExists(f"the tag {plan.target.tag} names the commit {(plan.tag_commit or '')[:12]} already")

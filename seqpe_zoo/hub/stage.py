@@ -19,13 +19,12 @@ from typing import Any
 from .both_libraries import serve_both
 from .card import render
 from .card_facts import Facts, load_facts, load_results
-from .config_rules import auto_map_modules, code_closure, libraries_of, update_auto_map
+from .config_rules import auto_map_modules, code_closure, libraries_of, type_problems, update_auto_map
 from .contents import find_problems, name_problem
-from .errors import CheckFailed, DiskFull, UsageError, explain
-from .files import read_json, write_json
-from .manifest import package_facts, read_manifest, write_manifest
+from .errors import CheckFailed, UsageError, explain
+from .files import read_json, require_space, write_json
+from .manifest import PORTABLE, package_facts, read_manifest, write_manifest
 
-PORTABLE = Path(__file__).parents[1] / "portable"
 _GENERATED = ("README.md", "MANIFEST.json")
 _ROOM_TO_SPARE = 16 * 2**20
 
@@ -64,7 +63,8 @@ def stage(
     """
     names, left_out = _choose(run_folder)
     _refuse_target(target, overwrite)
-    _refuse_full_disk(run_folder, names, target)
+    size = sum((run_folder / name).stat().st_size for name in names)
+    require_space(target.parent, size + _ROOM_TO_SPARE, "staging")
     temporary = target.parent / f".{target.name}.staging-{uuid.uuid4().hex[:8]}"
     try:
         temporary.mkdir(parents=True)
@@ -100,7 +100,7 @@ def _choose(run_folder: Path) -> tuple[list[str], list[str]]:
     """Return the names to copy and those that stay behind, or refuse."""
     if not run_folder.is_dir():
         raise UsageError(
-            f"{run_folder} is not a folder", "give the folder that training, convert or graft wrote"
+            f"{run_folder} is not a folder", "give the one that training, convert or graft wrote"
         )
     chosen, left_out, problems = [], [], []
     for path in sorted(run_folder.iterdir()):
@@ -118,7 +118,7 @@ def _choose(run_folder: Path) -> tuple[list[str], list[str]]:
         problems.append(f"no config.json in {run_folder.name}")
     if problems:
         raise CheckFailed(
-            problems, "save the model with save_pretrained (or `seqpe-zoo convert`) and stage that folder"
+            problems, "save the model with save_pretrained or `seqpe-zoo convert`, stage that folder"
         )
     return chosen, left_out
 
@@ -133,21 +133,13 @@ def _refuse_target(target: Path, overwrite: bool) -> None:
     read_manifest(target)  # only what stage made is ever replaced
 
 
-def _refuse_full_disk(run_folder: Path, names: list[str], target: Path) -> None:
-    parent = target.parent
-    while not parent.exists():
-        parent = parent.parent
-    needed = sum((run_folder / name).stat().st_size for name in names) + _ROOM_TO_SPARE
-    free = shutil.disk_usage(parent).free
-    if free < needed:
-        raise DiskFull(f"staging needs {needed / 2**20:.0f} MiB, {free / 2**20:.0f} MiB are free")
-
-
 def _copy_model(run_folder: Path, names: list[str], folder: Path) -> dict[str, Any]:
     for name in names:
         shutil.copyfile(run_folder / name, folder / name, follow_symlinks=False)
     config = read_json(folder / "config.json")
     config.pop("_name_or_path", None)  # where transformers loaded the model from is nobody's business
+    if problems := type_problems(config):
+        raise CheckFailed([f"config.json: {problem}" for problem in problems])
     update_auto_map(config)
     write_json(folder / "config.json", config)
     return config
@@ -163,10 +155,8 @@ def _facts_for(config: dict[str, Any], facts: Facts, reason: str | None) -> Fact
         raise CheckFailed(problems, "correct position_encoding in facts.yaml")
     known_size = (config.get("pretrained_cfg") or {}).get("input_size")
     if facts.input_size and known_size and facts.input_size != known_size:
-        raise CheckFailed(
-            [f"facts.yaml says input_size {facts.input_size}, but config.json has {known_size}"],
-            "correct input_size in facts.yaml: channels, height, width",
-        )
+        problem = f"facts.yaml says input_size {facts.input_size}, but config.json has {known_size}"
+        raise CheckFailed([problem], "correct input_size in facts.yaml: channels, height, width")
     return replace(facts, libraries=list(dict.fromkeys([*facts.libraries, *possible])))
 
 

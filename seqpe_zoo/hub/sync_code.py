@@ -20,9 +20,8 @@ from .commit import send_commit, set_tag
 from .config_rules import auto_map_modules, code_closure, update_auto_map
 from .errors import CheckFailed, ParentMoved, UsageError
 from .files import read_json, read_text, write_json
-from .manifest import MANIFEST, file_entry, package_facts, read_manifest
+from .manifest import MANIFEST, PORTABLE, file_entry, package_facts, read_manifest
 from .plan import Target, make_plan, read_remote
-from .stage import PORTABLE
 
 
 def sync_code(

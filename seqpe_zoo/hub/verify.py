@@ -1,4 +1,4 @@
-"""Fetch a published commit as a stranger would and compare it with what was meant to be there.
+"""Download a published commit as its users do and compare it with what was meant to be there.
 
 The download goes into an empty cache, pinned to the commit. The client accepts a corrupted file of the right
 size without a word, so every hash is compared: with the Hub's list, with the repository's own manifest and
@@ -8,13 +8,12 @@ compared bit by bit with the downloaded file, its logits with the recorded finge
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from pathlib import Path
 
 from .client import Client
-from .errors import DiskFull, HubError, VerificationFailed
-from .files import list_files, read_json, sha256_of
+from .errors import HubError, VerificationFailed
+from .files import list_files, read_json, require_space, sha256_of
 from .manifest import MANIFEST, compare_with_manifest, read_manifest
 from .plan import remote_tree
 
@@ -36,17 +35,19 @@ def verify(
     """
     commit = str(client.call(f"looking up {repo_id}", client.api.repo_info, repo_id, revision=revision).sha)
     tree = remote_tree(client, repo_id, commit)
-    _refuse_full_disk(sum(entry.size for entry in tree.values()))
+    size = sum(entry.size for entry in tree.values())
+    require_space(Path(tempfile.gettempdir()), size + 64 * 2**20, "verifying")
     with tempfile.TemporaryDirectory(prefix="seqpe_zoo_verify_") as scratch:
         home = Path(scratch) / "home"
         snapshot = client.download(repo_id, commit, cache_dir=home / "hub")
         done, problems = [f"{repo_id} at {commit}: {len(tree)} files as published"], []
-        found = client.once(
+        found = client.call(
             f"comparing {repo_id} with the Hub's hashes",
             client.api.verify_repo_checksums,
             repo_id,
             revision=commit,
             cache_dir=home / "hub",
+            attempts=1,
         )
         names = [bad["path"] for bad in found.mismatches]
         problems += [f"{name} arrived corrupted: its hash is not the one the Hub lists" for name in names]
@@ -63,14 +64,6 @@ def verify(
         lines = [f"{repo_id} at {commit[:12]} is not what was published:", *(f"  - {p}" for p in problems)]
         raise VerificationFailed("\n".join(lines))
     return done
-
-
-def _refuse_full_disk(needed: int) -> None:
-    free = shutil.disk_usage(tempfile.gettempdir()).free
-    if free < needed + 64 * 2**20:
-        raise DiskFull(
-            f"verifying needs {needed / 2**20:.0f} MiB of temporary space, {free / 2**20:.0f} MiB are free"
-        )
 
 
 def _manifest_problems(snapshot: Path, names: set[str], folder: Path | None) -> list[str]:

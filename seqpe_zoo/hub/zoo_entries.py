@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..zoo import zoo_folder
-from .card_facts import Facts, Result, load_facts, load_results
+from .card_facts import Result, load_facts, load_results
 
 
 @dataclass(frozen=True)
@@ -17,10 +17,7 @@ class ZooEntry:
     """A model and its extrapolation."""
 
     name: str
-    folder: Path
-    task: str
     encoding: str
-    parameters: str
     trained_on: str
     metric: str
     measured: dict[str, float]
@@ -29,36 +26,21 @@ class ZooEntry:
 
 def zoo_entries(cards: Path | None = None) -> list[ZooEntry]:
     """Return the models that have weights beside their card, in a folder of cards or in the package."""
-    folders = sorted(path.parent for path in (cards or zoo_folder()).glob("*/facts.yaml"))
-    return [
-        _entry(folder, load_facts(folder / "facts.yaml"), load_results(folder / "results.json"))
-        for folder in folders
-        if any(folder.glob("*.safetensors"))
-    ]
+    found = []
+    for path in sorted((cards or zoo_folder()).glob("*/facts.yaml")):
+        if any(path.parent.glob("*.safetensors")):
+            facts, results = load_facts(path), load_results(path.with_name("results.json"))
+            metric = results[0].metric if results else ""
+            measured = {}
+            for result in sorted(results, key=size_of_setting):
+                value = result.value if result.mean is None else result.mean
+                if value is not None and result.metric == metric:
+                    measured[" ".join(f"{name} {size}" for name, size in result.setting.items())] = value
+            encoding = str(facts.position_encoding["name"])
+            found.append(ZooEntry(path.parent.name, encoding, facts.trained_on, metric, measured))
+    return found
 
 
-def _entry(folder: Path, facts: Facts, results: list[Result]) -> ZooEntry:
-    metric = results[0].metric if results else ""
-    return ZooEntry(
-        name=folder.name,
-        folder=folder,
-        task=facts.pipeline_tag,
-        encoding=str(facts.position_encoding["name"]),
-        parameters=str(facts.figures.get("parameters", "")),
-        trained_on=facts.trained_on,
-        metric=metric,
-        measured=_by_setting([result for result in results if result.metric == metric]),
-    )
-
-
-def _by_setting(results: list[Result]) -> dict[str, float]:
-    measured = {}
-    for result in sorted(results, key=_size):
-        value = result.value if result.mean is None else result.mean
-        if value is not None:
-            measured[" ".join(f"{name} {size}" for name, size in result.setting.items())] = value
-    return measured
-
-
-def _size(result: Result) -> float:
+def size_of_setting(result: Result) -> float:
+    """Return the number in a result's setting, as the length or the resolution."""
     return float(next((value for value in result.setting.values() if isinstance(value, int | float)), 0))

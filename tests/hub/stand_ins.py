@@ -1,6 +1,6 @@
 """Write tiny models into folders, as training would. Run in a process of its own.
 
-`python tests/hub/stand_ins.py FOLDER` writes lm (transformers), vit (timm) and logits.json in it.
+`python tests/hub/stand_ins.py FOLDER` writes lm and llama (transformers), vit (timm) and logits.json in it.
 """
 
 import json
@@ -12,9 +12,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import timm
 import torch
 from timm.models import save_for_hf
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 
-import seqpe_zoo  # noqa: F401 (registers the architectures)
+import seqpe_zoo
 
 
 def write_lm(folder):
@@ -26,6 +26,15 @@ def write_lm(folder):
     model.save_pretrained(folder)
     with torch.no_grad():
         return model(torch.arange(16)[None]).logits.flatten()[:8].tolist()
+
+
+def write_llama(folder):
+    """Write a model of transformers with another position encoding."""
+    torch.manual_seed(0)
+    size = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = LlamaConfig(vocab_size=64, bos_token_id=0, eos_token_id=0, **size)
+    equipped = seqpe_zoo.with_position_encoding(config, "seqpe", integration="bias")
+    AutoModelForCausalLM.from_config(equipped).save_pretrained(folder)
 
 
 def write_vit(folder):
@@ -40,5 +49,6 @@ def write_vit(folder):
 
 if __name__ == "__main__":
     place = Path(sys.argv[1])
+    write_llama(place / "llama")
     logits = {"lm": write_lm(place / "lm"), "vit": write_vit(place / "vit")}
     (place / "logits.json").write_text(json.dumps(logits))

@@ -15,6 +15,7 @@ from seqpe_zoo.hub.contents import find_problems
 from seqpe_zoo.hub.errors import CheckFailed, HubError, UsageError
 from seqpe_zoo.hub.files import parse_json, parse_yaml, read_safetensors_header
 from seqpe_zoo.hub.manifest import read_manifest
+from seqpe_zoo.hub.stage import stage
 from tests.hub.helpers import FACTS, safetensors_bytes, write_card_folder
 from tests.mutants import mutants
 
@@ -80,14 +81,17 @@ def test_safetensors_files_that_are_none_are_refused_in_words(folder, content):
     [
         {"auto_map": ["a"]},
         {"model_type": "seqpe_gpt2", "architectures": 3},
-        {"architecture": "x", "pretrained_cfg": []},
+        {"architecture": "x", "pretrained_cfg": [1]},
+        {"model_type": "gpt2", "position_encoding_args": "a"},
         {"architecture": "x", "model_args": "a"},
         {"model_type": ["seqpe_gpt2"]},
     ],
 )
-def test_config_with_entries_of_another_type_is_refused_in_words(folder, config):
+def test_config_with_entries_of_another_type_is_refused_in_words(folder, tmp_path, config):
     (folder / "config.json").write_text(json.dumps(config))
     assert [problem for problem in find_problems(folder) if problem.startswith("config.json: ")]
+    with pytest.raises(CheckFailed, match=r"config\.json: "):
+        stage(folder, tmp_path / "out", card_folder=write_card_folder(tmp_path / "card"), fingerprint=False)
 
 
 @pytest.mark.parametrize(
@@ -107,6 +111,13 @@ def test_facts_of_another_type_are_refused_in_words(tmp_path, key, value):
     card = write_card_folder(tmp_path, yaml.safe_dump(yaml.safe_load(FACTS) | {key: value}))
     with pytest.raises(UsageError, match=r"facts\.yaml: "):
         load_facts(card / "facts.yaml")
+
+
+def test_a_result_that_is_no_number_is_refused(tmp_path):
+    result = {"task": "t", "dataset": {"name": "d", "id": "i"}, "metric": "m", "value": float("nan")}
+    card = write_card_folder(tmp_path, results={"results": [result | {"origin": "paper", "where": "1"}]})
+    with pytest.raises(UsageError, match="value is nan"):
+        load_results(card / "results.json")
 
 
 @pytest.mark.parametrize("content", [{"results": 3}, {"results": [3]}, {"results": [{"task": []}]}])

@@ -7,12 +7,12 @@ import sys
 import pytest
 import yaml
 
+from model_cards.maintain import main as maintain
 from seqpe_zoo.hub.card import render, render_card
 from seqpe_zoo.hub.card_facts import load_facts, load_results
 from seqpe_zoo.hub.card_rules import LICENSES, card_problems, split_card
 from seqpe_zoo.hub.check import python_blocks
 from seqpe_zoo.hub.errors import UsageError
-from seqpe_zoo.hub.seed_results import main as merge_seed_files
 from seqpe_zoo.hub.zoo_entries import zoo_entries
 from tests.hub.helpers import FACTS, LIGHT, safetensors_bytes, write_card_folder
 
@@ -220,7 +220,7 @@ def repeated(tmp_path):
     folder = write_card_folder(tmp_path / "model_cards" / "tiny", FACTS)
     (folder / "model.safetensors").write_bytes(safetensors_bytes())
     runs = [write_run(tmp_path / str(s), s, {512: 20.0 + s, 32: 10.0 + 2 * s}) for s in range(3)]
-    assert merge_seed_files([str(folder / "results.json"), *map(str, runs)]) == 0
+    assert maintain(["seeds", str(folder / "results.json"), *map(str, runs)]) == 0
     return folder
 
 
@@ -244,9 +244,9 @@ def test_zoo_entries_are_the_cards_with_weights(repeated):
 def test_runs_that_cannot_be_averaged_are_refused(tmp_path, capsys):
     first, second = write_run(tmp_path / "0", 0, {32: 1.0}), write_run(tmp_path / "1", 1, {64: 1.0})
     target = tmp_path / "results.json"
-    assert merge_seed_files([str(target), str(first), str(second)]) == 2
+    assert maintain(["seeds", str(target), str(first), str(second)]) == 2
     assert "not every run has a number for perplexity" in capsys.readouterr().err
-    assert merge_seed_files([str(target), str(first), str(first)]) == 2
+    assert maintain(["seeds", str(target), str(first), str(first)]) == 2
     assert "different seeds" in capsys.readouterr().err
     assert not target.exists()
 

@@ -14,9 +14,9 @@ from seqpe_zoo.hub.client import Deadline, backoff
 from seqpe_zoo.hub.config_rules import code_closure, config_problems, libraries_of
 from seqpe_zoo.hub.contents import find_problems, name_problem
 from seqpe_zoo.hub.files import git_sha1_of
-from seqpe_zoo.hub.manifest import compare_with_manifest, read_manifest
+from seqpe_zoo.hub.manifest import PORTABLE, compare_with_manifest, read_manifest
 from seqpe_zoo.hub.plan import Target
-from seqpe_zoo.hub.stage import PORTABLE, stage
+from seqpe_zoo.hub.stage import stage
 from tests.hub.helpers import FACTS, LIGHT, safetensors_bytes, write_card_folder
 
 

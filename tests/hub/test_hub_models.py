@@ -15,8 +15,7 @@ import pytest
 
 from seqpe_zoo.hub.check import CheckFailed, check, receipt_path, write_receipt
 from seqpe_zoo.hub.clean_room import compare_fingerprints
-from seqpe_zoo.hub.manifest import read_manifest
-from seqpe_zoo.hub.stage import PORTABLE
+from seqpe_zoo.hub.manifest import PORTABLE, read_manifest
 from seqpe_zoo.portable.position_encoding import PORTABLE_VERSION
 from tests.hub.helpers import (
     LoopbackHub,
@@ -189,6 +188,18 @@ def test_the_road_back(workshop, tmp_path):
     without_network = hub_environment(tmp_path / "home", hub.url, HF_HUB_OFFLINE="1")
     offline = run_python(LOAD_BACK, HERE.parents[1], env=without_network)
     assert offline == back
+
+
+@pytest.mark.slow
+def test_a_model_of_transformers_with_another_encoding_can_be_published(workshop, tmp_path):
+    base, hub = workshop
+    facts = LM_FACTS.replace(LM, "zoo/tiny-llama")
+    card = write_card_folder(tmp_path / "card", facts.replace("base: 10, num_digits: 5", "base: 10"))
+    staged = hub.run("stage", base / "runs" / "llama", tmp_path / "llama", "--card", card)
+    assert staged.code == 0, staged.text
+    checked = hub.run("check", tmp_path / "llama")
+    assert checked.code == 0, checked.text
+    assert "logits equal (SeqPELlamaForCausalLM)" in checked.out
 
 
 def copy_with_receipt(source, target):

@@ -11,13 +11,12 @@ import torch
 import yaml
 
 import seqpe_zoo  # noqa: F401 (registers the models)
+from model_cards.maintain import PAPER_MODELS, paper_results, render_collection
 from seqpe_zoo.convert.commands import add_subcommands
 from seqpe_zoo.hub.card import render_card
 from seqpe_zoo.hub.card_facts import load_facts, load_results
 from seqpe_zoo.hub.card_rules import card_problems, split_card
 from seqpe_zoo.hub.check import check_static
-from seqpe_zoo.hub.collection import render_collection
-from seqpe_zoo.hub.paper_results import PAPER_MODELS, paper_results
 from seqpe_zoo.hub.scan import scan
 from seqpe_zoo.hub.stage import stage
 from seqpe_zoo.portable.configuration_seqpe import SeqPEGPT2Config
@@ -51,7 +50,7 @@ def test_folder_may_be_published(folder: Path, tmp_path: Path) -> None:
 
 def test_collection_is_fresh_and_has_every_model() -> None:
     page = (CARDS / "COLLECTION.md").read_text(encoding="utf-8")
-    assert page == render_collection(CARDS), "stale: run `python -m seqpe_zoo.hub.collection model_cards`"
+    assert page == render_collection(CARDS), "stale: run `python model_cards/maintain.py pages`"
     for folder in FOLDERS:
         assert f"({folder.name}/README.md)" in page
 
@@ -59,7 +58,7 @@ def test_collection_is_fresh_and_has_every_model() -> None:
 @pytest.mark.parametrize("model", PAPER_MODELS)
 def test_numbers_are_those_of_the_papers_tables(model: str) -> None:
     stored = json.loads((CARDS / model / "results.json").read_text(encoding="utf-8"))
-    assert stored == paper_results(model), "stale: run `python -m seqpe_zoo.hub.paper_results model_cards`"
+    assert stored == paper_results(model), "stale: run `python model_cards/maintain.py pages`"
     assert all(result.value is not None for result in load_results(CARDS / model / "results.json"))
 
 
