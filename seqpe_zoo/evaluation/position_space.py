@@ -144,9 +144,13 @@ def diagnose_grid(encoding: Any, side: int) -> dict[str, float]:
 
 def grid_heatmaps(encoding: Any, side: int) -> dict[tuple[int, int], Tensor]:
     """Returns the similarity of the paper's five positions, four corners and centre, to all of a grid."""
-    similarity = similarity_matrix(grid_vectors(encoding, side))
+    return landmarks(similarity_matrix(grid_vectors(encoding, side)), side)
+
+
+def landmarks(similarity: Tensor, side: int) -> dict[tuple[int, int], Tensor]:
+    """Returns the rows of four corners and the centre from the similarities of a square grid."""
     end, middle = side - 1, side // 2
-    chosen = [(0, 0), (0, end), (middle, middle), (end, 0), (end, end)]
+    chosen = dict.fromkeys([(0, 0), (0, end), (middle, middle), (end, 0), (end, end)])
     return {(row, column): similarity[row * side + column].view(side, side) for row, column in chosen}
 
 
