@@ -25,14 +25,33 @@ from .training.commands import add_subcommands as add_training_commands
 EXIT_WRONG_INPUT, EXIT_INTERRUPTED = 2, 130
 
 
-def build_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
-    """Returns the parser of everything, and those of the commands by name."""
-    parser = argparse.ArgumentParser(
+class CommandParser(argparse.ArgumentParser):
+    """Parses `COMMAND ...` with options anywhere, and answers mistyped commands with a suggestion."""
+
+    commands: dict[str, argparse.ArgumentParser]
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As `ArgumentParser`."""
+        words = list(sys.argv[1:] if args is None else args)
+        place = next((place for place, word in enumerate(words) if word in self.commands), None)
+        if place is not None:
+            rest = words[:place] + words[place + 1 :]
+            words = [words[place], *arrange_words(self.commands[words[place]], rest)]
+        elif words and not words[0].startswith("-"):
+            self.error(f"there is no command {words[0]!r}{did_you_mean(words[0], self.commands)}")
+        return super().parse_args(words, namespace)
+
+
+def build_parser() -> CommandParser:
+    """Returns the parser of all commands."""
+    parser = CommandParser(
         prog="seqpe-zoo",
         description="Position encodings for timm and transformers: look at, train, measure, publish them.",
     )
     parser.add_argument("--version", action="version", version=f"seqpe-zoo {__version__}")
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    subparsers = parser.add_subparsers(
+        dest="command", metavar="COMMAND", required=True, parser_class=argparse.ArgumentParser
+    )
     _add_own_commands(subparsers)
     for add_subcommands in (
         add_training_commands,
@@ -42,20 +61,13 @@ def build_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
         add_hub_commands,
     ):
         add_subcommands(subparsers)
-    return parser, dict(subparsers.choices)
+    parser.commands = dict(subparsers.choices)
+    return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
-    parser, commands = build_parser()
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    place = next((place for place, word in enumerate(words) if word in commands), None)
-    if place is not None:
-        rest = words[:place] + words[place + 1 :]
-        words = [words[place], *arrange_words(commands[words[place]], rest)]
-    elif words and not words[0].startswith("-"):
-        parser.error(f"there is no command {words[0]!r}{did_you_mean(words[0], commands)}")
-    options = parser.parse_args(words)
+    options = build_parser().parse_args(arguments)
     try:
         return int(options.handler(options) or 0)
     except DataError as error:
