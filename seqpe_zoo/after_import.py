@@ -7,7 +7,7 @@ neither: each is told at once when it is there already, else right after it is i
 
 import sys
 from collections.abc import Callable, Sequence
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -39,28 +39,17 @@ class _Waiting(MetaPathFinder):
         for finder in sys.meta_path:
             spec = None if finder is self else finder.find_spec(fullname, path, target)
             if spec is not None and spec.loader is not None:
-                spec.loader = _LoadThenRun(spec.loader, self)
+                self._run_after(spec.loader)
                 return spec
         return None
 
+    def _run_after(self, loader: Any) -> None:
+        load = loader.exec_module
 
-class _LoadThenRun(Loader):
-    """Loads a module with the loader it would have had, then runs the function that waits for it."""
+        def load_then_run(module: ModuleType) -> None:
+            load(module)
+            if module.__name__ == self.module and self in sys.meta_path:
+                sys.meta_path.remove(self)
+                self.function()
 
-    def __init__(self, loader: Loader, waiting: _Waiting) -> None:
-        self.loader, self.waiting = loader, waiting
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self.loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        self.loader.exec_module(module)
-        if module.__spec__ is not None:
-            module.__spec__.loader = self.loader
-        module.__loader__ = self.loader
-        if self.waiting in sys.meta_path:
-            sys.meta_path.remove(self.waiting)
-            self.waiting.function()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.loader, name)
+        loader.exec_module = load_then_run

@@ -25,14 +25,33 @@ from .training.commands import add_subcommands as add_training_commands
 EXIT_WRONG_INPUT, EXIT_INTERRUPTED = 2, 130
 
 
-def build_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
-    """Returns the parser of everything, and those of the commands by name."""
-    parser = argparse.ArgumentParser(
+class CommandParser(argparse.ArgumentParser):
+    """Parses `COMMAND ...` with options anywhere, and answers mistyped commands with a suggestion."""
+
+    commands: dict[str, argparse.ArgumentParser]
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As `ArgumentParser`."""
+        words = list(sys.argv[1:] if args is None else args)
+        place = next((place for place, word in enumerate(words) if word in self.commands), None)
+        if place is not None:
+            rest = words[:place] + words[place + 1 :]
+            words = [words[place], *arrange_words(self.commands[words[place]], rest)]
+        elif words and not words[0].startswith("-"):
+            self.error(f"there is no command {words[0]!r}{did_you_mean(words[0], self.commands)}")
+        return super().parse_args(words, namespace)
+
+
+def build_parser() -> CommandParser:
+    """Returns the parser of all commands."""
+    parser = CommandParser(
         prog="seqpe-zoo",
         description="Position encodings for timm and transformers: look at, train, measure, publish them.",
     )
     parser.add_argument("--version", action="version", version=f"seqpe-zoo {__version__}")
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    subparsers = parser.add_subparsers(
+        dest="command", metavar="COMMAND", required=True, parser_class=argparse.ArgumentParser
+    )
     _add_own_commands(subparsers)
     for add_subcommands in (
         add_training_commands,
@@ -42,20 +61,13 @@ def build_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
         add_hub_commands,
     ):
         add_subcommands(subparsers)
-    return parser, dict(subparsers.choices)
+    parser.commands = dict(subparsers.choices)
+    return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
-    parser, commands = build_parser()
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    place = next((place for place, word in enumerate(words) if word in commands), None)
-    if place is not None:
-        rest = words[:place] + words[place + 1 :]
-        words = [words[place], *arrange_words(commands[words[place]], rest)]
-    elif words and not words[0].startswith("-"):
-        parser.error(f"there is no command {words[0]!r}{did_you_mean(words[0], commands)}")
-    options = parser.parse_args(words)
+    options = build_parser().parse_args(arguments)
     try:
         return int(options.handler(options) or 0)
     except DataError as error:
@@ -181,17 +193,18 @@ def _describe_encoding(name: str) -> list[str]:
 
 def _describe_entry(entry: Any) -> list[str]:
     from .evaluation.report import format_value
+    from .zoo import zoo_path
 
     measured = [
         f"  {entry.metric} at {at}: {format_value(entry.metric, v)}" for at, v in entry.measured.items()
     ]
     return [
-        f"{entry.name}: a trained model for {entry.task}, in {entry.folder.parent.name}/ of this clone",
+        f"{entry.name}: a trained model for {entry.task}; seqpe_zoo.zoo_path({entry.name!r}) is its folder",
         f"position encoding: {entry.encoding}",
         f"parameters: {entry.parameters or 'not said'}",
         f"trained on: {entry.trained_on}",
         *(["measured:", *measured] if measured else ["not measured"]),
-        f"measure it: seqpe-zoo evaluate {entry.folder.parent.name}/{entry.name}",
+        f"measure it: seqpe-zoo evaluate {zoo_path(entry.name)}",
     ]
 
 

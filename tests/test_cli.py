@@ -5,7 +5,7 @@ import sys
 import pytest
 import timm
 
-from seqpe_zoo.cli import arrange_words, build_parser, main
+from seqpe_zoo.cli import build_parser, main
 from seqpe_zoo.data.names import ENCODINGS, timm_names
 from seqpe_zoo.hub.zoo_entries import zoo_entries
 from seqpe_zoo.portable.encodings import POSITION_ENCODINGS
@@ -109,10 +109,7 @@ def test_mistyped_words_are_answered_with_a_suggestion(words, message, capsys):
     ],
 )
 def test_options_may_stand_anywhere(words):
-    parser, commands = build_parser()
-    rest = words.split()
-    rest.remove("evaluate")
-    options = parser.parse_args(["evaluate", *arrange_words(commands["evaluate"], rest)])
+    options = build_parser().parse_args(words.split())
     assert (options.models, options.lengths, options.no_plot) == (["a", "b"], [16, 32], True)
 
 

@@ -35,9 +35,10 @@ NOBODY = "(none)"
 """The choice of no second model."""
 TITLE = "SeqPE zoo: position encodings beyond their training length"
 INTRODUCTION = (
-    f"# {TITLE}\nPick a model, and another to see beside it. Move the slider beyond what they were trained "
-    "on, and watch what they say and how alike their position vectors are."
+    f"# {TITLE}\nThe curve shows two models beyond what they were trained on; the slider chooses where to "
+    "look closer: what they say there, and how alike their position vectors are."
 )
+SCALE = "How alike position vectors are: 1 the same, 0 unrelated, -1 opposite (correlation):"
 _SMALLEST_THUMBNAIL = 96
 # Samples have few pixels: shown large, their pixels should stay pixels.
 _STYLE = """
@@ -74,47 +75,54 @@ def launch_page(page: gr.Blocks, **options: Any) -> Any:
 
 
 class _Tab:
-    """What both tabs have in common: two models, a slider, two columns of results, a curve."""
+    """What both tabs have in common: two models, a slider, a curve, two columns of results."""
 
     kind: str
     slider_label: str
 
     def __init__(self, zoo: Zoo) -> None:
         self.zoo = zoo
-        # SeqPE is what visitors come for: it is chosen at first, and another beside it.
-        self.names = sorted(zoo.names(self.kind), key=lambda name: "seqpe" not in name)
+        # SeqPE is what visitors come for: it is chosen at first, and RoPE of the same data beside it.
+        self.names = zoo.names(self.kind)
+        self.opening = zoo.opening_pair(self.kind)
 
     def build_choices(self) -> None:
         """Makes the two menus."""
-        beside = self.names[1] if len(self.names) > 1 else NOBODY
+        first, second = self.opening
         with gr.Row():
-            self.first = gr.Dropdown(self.names, value=self.names[0], label="Model")
-            self.second = gr.Dropdown([NOBODY, *self.names], value=beside, label="Beside it")
+            self.first = gr.Dropdown(self.names, value=first, label="Model")
+            self.second = gr.Dropdown([NOBODY, *self.names], value=second or NOBODY, label="Beside it")
 
-    def build_slider(self) -> None:
-        """Makes the slider, for the models that are chosen at first."""
-        chosen = self.slider(self.names[0], self.second.value)
-        self.setting = gr.Slider(label=self.slider_label, precision=0, **chosen)
-
-    def build_columns(self, with_label: bool) -> list[Any]:
-        """Makes the results of two models side by side; returns their components in order."""
-        outputs: list[Any] = []
+    def build_results(self, outputs_of_column: Callable[[str], list[Any]]) -> tuple[list[Any], list[Any]]:
+        """Makes slider, curve and columns; returns the components of the curve and of the columns."""
+        self.setting = gr.Slider(label=self.slider_label, precision=0, **self.slider(*self.opening))
+        curve = [gr.Markdown(elem_id=f"{self.kind}-curve-note"), _place_of_plot(f"{self.kind}-curve")]
+        columns: list[Any] = []
         with gr.Row():
             for side in ("first", "second"):
                 with gr.Column():
-                    outputs.append(gr.Markdown(elem_id=f"{self.kind}-{side}-summary"))
-                    if with_label:
-                        outputs.append(gr.Label(num_top_classes=5, show_label=False, show_heading=False))
-                    outputs.append(gr.Markdown(elem_id=f"{self.kind}-{side}-note"))
-                    outputs.append(_place_of_plot(f"{self.kind}-{side}-heatmap"))
-        return outputs
+                    columns += outputs_of_column(f"{self.kind}-{side}")
+        return curve, columns
 
-    def build_curve(self, label: str) -> tuple[Any, list[Any]]:
-        """Makes the button and the place of the curve."""
-        button = gr.Button(label, elem_id=f"{self.kind}-curve-button")
-        return button, [gr.Markdown(elem_id=f"{self.kind}-curve-note"), _place_of_plot(f"{self.kind}-curve")]
+    def connect(
+        self, page: gr.Blocks, given: list[Any], changes: list[Any], curve: list[Any], columns: list[Any]
+    ) -> None:
+        """Says what is computed when: columns at every change, the curve at all but the slider's."""
+        inputs, api = [self.first, self.second, *given], self.kind.removesuffix("s")
+        changes = [page.load, self.first.change, self.second.change, *changes]
+        shared = {"trigger_mode": "always_last", **_ONE_AT_A_TIME}
+        gr.on(
+            [*changes, self.setting.change],
+            self.show,
+            [*inputs, self.setting],
+            columns,
+            js=_NUMBER_AT_LAST,
+            api_name=api,
+            **shared,
+        )
+        gr.on(changes, self.compare, inputs, curve, api_name=f"{api}_curve", **shared)
 
-    def slider(self, first: str, second: str) -> dict[str, Any]:
+    def slider(self, first: str, second: str | None) -> dict[str, Any]:
         """Returns the slider's options for the chosen models; a model that cannot be loaded has no say."""
         loaded = []
         for name in _chosen(first, second):
@@ -127,13 +135,10 @@ class _Tab:
         # below it as long as only its first digit is typed.
         return {"minimum": 0, "maximum": reach.largest, "step": reach.step, "value": reach.start}
 
-    def load(self, name: str) -> Any:
-        """Loads a model of this tab."""
-        raise NotImplementedError
-
-    def reach(self, models: list[Any]) -> SettingRange:
-        """Returns the slider's range for loaded models."""
-        raise NotImplementedError
+    load: Callable[[str], Any]
+    reach: Callable[[list[Any]], SettingRange]
+    show: Callable[..., list[Any]]
+    compare: Callable[..., tuple[str, Any]]
 
 
 class _TextTab(_Tab):
@@ -148,13 +153,16 @@ class _TextTab(_Tab):
     def build(self, page: gr.Blocks) -> None:
         """Makes the tab and says what happens when something is changed."""
         self.build_choices()
-        text = gr.Radio(TEXTS, value=self._text_for(self.names[0]), label="Text")
+        text = gr.Radio(TEXTS, value=self._text_for(self.opening[0]), label="Text")
         own = gr.Textbox(label=OWN, lines=5, visible=False, placeholder="Paste some pages of text here.")
-        self.build_slider()
         measure = gr.Button("Measure my text", visible=False)
-        columns = self.build_columns(with_label=False)
-        draw, curve = self.build_curve("Perplexity over lengths")
-
+        curve, columns = self.build_results(
+            lambda name: [
+                gr.Markdown(elem_id=f"{name}-summary"),
+                gr.Markdown(elem_id=f"{name}-note"),
+                _place_of_plot(f"{name}-heatmap"),
+            ]
+        )
         gr.on(
             [self.first.input, self.second.input],
             lambda first, second: (gr.update(**self.slider(first, second)), self._text_for(first)),
@@ -169,25 +177,7 @@ class _TextTab(_Tab):
             [own, measure],
             api_visibility="private",
         )
-        inputs = [self.first, self.second, text, own]
-        gr.on(
-            [
-                page.load,
-                self.first.change,
-                self.second.change,
-                text.change,
-                self.setting.change,
-                measure.click,
-            ],
-            self.show,
-            [*inputs, self.setting],
-            columns,
-            js=_NUMBER_AT_LAST,
-            api_name="text",
-            trigger_mode="always_last",
-            **_ONE_AT_A_TIME,
-        )
-        draw.click(self.compare, inputs, curve, api_name="text_curve", **_ONE_AT_A_TIME)
+        self.connect(page, [text, own], [text.change, measure.click], curve, columns)
 
     def show(self, first: str, second: str, text: str, own: str, length: int) -> list[Any]:
         """Perplexity and heatmap of both models."""
@@ -222,38 +212,39 @@ class _ImageTab(_Tab):
     def build(self, page: gr.Blocks) -> None:
         """Makes the tab and says what happens when something is changed."""
         self.build_choices()
-        samples = self._samples(self.names[0])
+        samples = self._samples(self.opening[0])
+        plain = {"show_label": False, "format": "png", "buttons": []}
         with gr.Row():
             with gr.Column():
                 gr.Markdown("Click a sample,")
                 gallery = gr.Gallery(
                     [_enlarged(sample) for sample in samples],
-                    show_label=False,
                     columns=4,
-                    height="auto",
+                    height=310,
                     allow_preview=False,
                     interactive=False,
-                    format="png",
-                    buttons=[],
                     elem_id="samples",
+                    **plain,
                 )
             with gr.Column():
                 gr.Markdown("or upload a picture; its central square is resized.")
                 picture = gr.Image(
                     samples[0] if samples else None,
-                    show_label=False,
                     type="pil",
                     image_mode=None,
-                    format="png",
-                    height=260,
+                    height=310,
                     sources=["upload", "clipboard"],
-                    buttons=[],
                     elem_id="picture",
+                    **plain,
                 )
-        self.build_slider()
-        columns = self.build_columns(with_label=True)
-        draw, curve = self.build_curve("The answer over sizes")
-
+        curve, columns = self.build_results(
+            lambda name: [
+                gr.Markdown(elem_id=f"{name}-summary"),
+                gr.Label(num_top_classes=5, show_label=False, show_heading=False),
+                gr.Markdown(elem_id=f"{name}-note"),
+                _place_of_plot(f"{name}-heatmap"),
+            ]
+        )
         gr.on(
             [self.first.input, self.second.input],
             lambda first, second: gr.update(**self.slider(first, second)),
@@ -264,24 +255,18 @@ class _ImageTab(_Tab):
         )
         self.first.input(self._offer, self.first, [gallery, picture], api_visibility="private")
         gallery.select(self._pick, self.first, picture, api_visibility="private")
-        inputs = [self.first, self.second, picture]
-        gr.on(
-            [page.load, self.first.change, self.second.change, picture.change, self.setting.change],
-            self.show,
-            [*inputs, self.setting],
-            columns,
-            js=_NUMBER_AT_LAST,
-            api_name="image",
-            trigger_mode="always_last",
-            **_ONE_AT_A_TIME,
-        )
-        draw.click(self.compare, inputs, curve, api_name="image_curve", **_ONE_AT_A_TIME)
+        self.connect(page, [picture], [picture.change], curve, columns)
 
     def show(self, first: str, second: str, picture: Image.Image | None, size: int) -> list[Any]:
         """Prediction and heatmap of both models."""
         outputs: list[Any] = []
         for name in (first, second):
-            view = _view(name, lambda name=name: self._view_picture(name, picture, int(size)))
+            view = _view(
+                name,
+                lambda name=name: view_picture(
+                    self.load(name), self._classes(name), _given(picture), int(size)
+                ),
+            )
             outputs += [view.summary, dict(view.probabilities) or None, view.note, _plot(view.heatmap)]
         return outputs
 
@@ -293,9 +278,6 @@ class _ImageTab(_Tab):
                 _given(picture),
             )
         )
-
-    def _view_picture(self, name: str, picture: Image.Image | None, size: int) -> View:
-        return view_picture(self.load(name), self._classes(name), _given(picture), size)
 
     def _classes(self, name: str) -> list[str] | None:
         return class_names(self.zoo.model(name, IMAGES).source)
@@ -314,8 +296,8 @@ class _ImageTab(_Tab):
         return self._samples(name)[event.index]
 
 
-def _chosen(first: str, second: str) -> list[str]:
-    return [first] if second in (NOBODY, first) else [first, second]
+def _chosen(first: str, second: str | None) -> list[str]:
+    return [first] if second in (NOBODY, None, first) else [first, second]
 
 
 def _given(picture: Image.Image | None) -> Image.Image:
@@ -346,7 +328,7 @@ def _view(name: str, compute: Callable[[], View]) -> View:
         view = compute()
     except DataError as error:
         return View(f"#### {name}\n**This cannot be shown:** {error}", None)
-    note = view.note or "Similarity of position vectors:"
+    note = view.note or SCALE
     return replace(view, summary=f"#### {name}\n{view.summary}", note=note)
 
 

@@ -12,15 +12,16 @@ from typing import Any
 
 import torch
 from PIL import Image
-from torch import nn
+from torch import Tensor, nn
 
 from ..data.errors import DataError
 from ..evaluation.accuracy import check_resolutions
+from ..evaluation.defaults import accepts, trained_length, trained_size
 from ..evaluation.diagnostics import similarity_matrix
-from ..evaluation.model_loading import ImageModel, LanguageModel, find_position_encoding
+from ..evaluation.model_loading import ImageModel, LanguageModel
 from ..evaluation.perplexity import check_lengths, evaluate_perplexity
 from ..evaluation.plots import plot_extrapolation, plot_grid_heatmaps, plot_similarity
-from ..evaluation.position_space import encoding_with_vectors, grid_heatmaps, position_vectors
+from ..evaluation.position_space import encoding_with_vectors, grid_vectors, landmarks, position_vectors
 from .pictures import prepare_picture
 from .texts import check_text, read_text
 
@@ -75,19 +76,16 @@ class SettingRange:
 # Language models.
 
 
-def trained_length(model: LanguageModel) -> int:
-    """Returns the length of the contexts that a language model was trained on."""
-    encoding = find_position_encoding(model.model)
-    if encoding is not None and encoding.train_shape:
-        return int(encoding.train_shape[0])
-    return int(getattr(model.model.config, "max_position_embeddings", None) or 128)
-
-
 def length_range(models: Sequence[LanguageModel]) -> SettingRange:
-    """Returns the context lengths that a slider offers for models."""
-    trained = [trained_length(model) for model in models]
-    step = max(1, min(trained) // 4)
-    return SettingRange(LENGTH_MULTIPLES[-1] * max(trained), step, min(trained))
+    """Returns the context lengths that a slider offers for models; it begins as far out as all can read."""
+    trained = [trained_length(model.model) for model in models]
+    step, shortest = max(1, min(trained) // 4), min(trained)
+    readable = [
+        shortest * multiple
+        for multiple in LENGTH_MULTIPLES
+        if all(accepts(check_lengths, model.model, shortest * multiple) for model in models)
+    ]
+    return SettingRange(LENGTH_MULTIPLES[-1] * max(trained), step, max(readable, default=shortest))
 
 
 def view_text(model: LanguageModel, text: str, own: str, length: int) -> View:
@@ -106,7 +104,7 @@ def view_text(model: LanguageModel, text: str, own: str, length: int) -> View:
     stream = read_text(model, text, own, length)
     check_text(stream, length)
     (result,) = evaluate_perplexity(model.model, stream, [length])
-    times = _times(length, trained_length(model), "tokens")
+    times = _times(length, trained_length(model.model), "tokens")
     summary = (
         f"### Perplexity {result.perplexity:.2f}\n"
         f"in contexts of {length:,} tokens, {times}; {result.targets:,} tokens predicted. "
@@ -124,7 +122,7 @@ def compare_texts(models: Mapping[str, LanguageModel], text: str, own: str) -> C
     Raises:
         DataError: the models cut the text into different tokens, or the text is too short for two lengths.
     """
-    trained = min(trained_length(model) for model in models.values())
+    trained = min(trained_length(model.model) for model in models.values())
     lengths = [trained * multiple for multiple in LENGTH_MULTIPLES]
     streams = {name: read_text(model, text, own, lengths[-1]) for name, model in models.items()}
     stream, *others = streams.values()
@@ -138,7 +136,7 @@ def compare_texts(models: Mapping[str, LanguageModel], text: str, own: str) -> C
     notes = [] if fitting == lengths else [f"The text ends before {lengths[len(fitting)]:,} tokens."]
     points: dict[str, dict[int, float]] = {}
     for name, model in models.items():
-        readable = [length for length in fitting if _can_read(model, length)]
+        readable = [length for length in fitting if accepts(check_lengths, model.model, length)]
         if readable != fitting:
             notes.append(f"{name} cannot read {fitting[len(readable)]:,} tokens.")
         results = evaluate_perplexity(model.model, stream, readable)
@@ -147,25 +145,7 @@ def compare_texts(models: Mapping[str, LanguageModel], text: str, own: str) -> C
     return Curves(points, figure, " ".join(notes))
 
 
-def _can_read(model: LanguageModel, length: int) -> bool:
-    try:
-        check_lengths(model.model, [length])
-    except DataError:
-        return False
-    return True
-
-
 # Image models.
-
-
-def trained_size(model: ImageModel) -> int:
-    """Returns the side, in pixels, of the pictures that an image model was trained on."""
-    encoding = find_position_encoding(model.model)
-    if encoding is not None and encoding.train_shape and model.patch_size:
-        return int(encoding.train_shape[0]) * model.patch_size
-    cfg = getattr(model.model, "pretrained_cfg", None) or {}
-    size = getattr(getattr(model.model, "config", None), "image_size", None)
-    return int(cfg["input_size"][-1] if "input_size" in cfg else size or 224)
 
 
 def size_range(models: Sequence[ImageModel]) -> SettingRange:
@@ -238,7 +218,7 @@ def compare_pictures(
     notes = []
     points: dict[str, dict[int, float]] = {}
     for name, (model, names) in models.items():
-        visible = [size for size in sizes if _can_see(model, size)]
+        visible = [size for size in sizes if accepts(check_resolutions, model, size)]
         if visible != sizes:
             notes.append(f"{name} cannot see {sizes[len(visible)]} pixels.")
         points[name] = {size: 100 * classify(model, names, picture, size)[answer] for size in visible}
@@ -246,30 +226,36 @@ def compare_pictures(
     return Curves(points, figure, " ".join(notes))
 
 
-def _can_see(model: ImageModel, size: int) -> bool:
-    try:
-        check_resolutions(model, [size])
-    except DataError:
-        return False
-    return True
-
-
 # Positions.
 
 
 def position_heatmap(model: nn.Module, size: int) -> Any:
-    """Draws the similarity of position vectors: of a line of `size` tokens, or of a grid of that side.
+    """Draws the correlation of position vectors: of a line of `size` tokens, or of a grid of that side.
+
+    Dot products have another scale at every length; correlations are between -1 and 1 at all of them.
 
     Raises:
         DataError: the model's encoding has no vectors.
     """
     encoding = encoding_with_vectors(model)
     if encoding.host.num_dims == 2:
-        return plot_grid_heatmaps(grid_heatmaps(encoding, size), f"grid of {size} x {size} patches")
-    stride = -(-size // _LARGEST_HEATMAP)
-    vectors = position_vectors(encoding, torch.arange(0, size, stride).unsqueeze(-1), [size])
-    shown = f"{size:,} positions" if stride == 1 else f"{size:,} positions, one of {stride} shown"
-    return plot_similarity({shown: similarity_matrix(vectors)})
+        shown = correlations(grid_vectors(encoding, size))
+        figure = plot_grid_heatmaps(landmarks(shown, size), f"grid of {size} x {size} patches")
+    else:
+        stride = -(-size // _LARGEST_HEATMAP)
+        vectors = position_vectors(encoding, torch.arange(0, size, stride).unsqueeze(-1), [size])
+        title = f"{size:,} positions" if stride == 1 else f"{size:,} positions, one of {stride} shown"
+        figure = plot_similarity({title: correlations(vectors)})
+    for axes in figure.axes:
+        for image in axes.images:
+            image.set_clim(-1.0, 1.0)
+    return figure
+
+
+def correlations(vectors: Tensor) -> Tensor:
+    """Returns how alike vectors (N, P) are, (N, N), seen from their mean: between -1 and 1."""
+    centred = vectors - vectors.mean(dim=0)
+    return similarity_matrix(torch.nn.functional.normalize(centred, dim=-1))
 
 
 def _heatmap_or_note(model: nn.Module, size: int) -> tuple[Any | None, str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..data.errors import DataError
-from ..data.names import parse_model_name, task_of
+from ..data.names import parse_model_name, read_config, task_of
 from ..zoo import zoo_folder
 
 if TYPE_CHECKING:
@@ -103,6 +103,16 @@ def _named(sources: Iterable[str]) -> list[ZooModel]:
     ]
 
 
+def training_facts(model: ZooModel) -> tuple[str, object]:
+    """Returns a model's encoding, and what tells its data: the tokenizer, or what its classes are called."""
+    config = read_config(model.source)
+    encoding = config.get("position_encoding") or (config.get("model_args") or {}).get("pos_embed")
+    tokenizer = Path(model.source) / "tokenizer.json"
+    data = tokenizer.read_bytes() if tokenizer.is_file() else config.get("vocab_size")
+    labels = config.get("label_names") or config.get("id2label")
+    return str(encoding), data if model.kind == TEXT else labels
+
+
 class Zoo:
     """Models by name, loaded when they are first asked for."""
 
@@ -125,6 +135,17 @@ class Zoo:
                 f"there is no model {name!r} for {kind} here; choose one of {', '.join(self.names(kind))}"
             )
         return found
+
+    def opening_pair(self, kind: str) -> tuple[str, str | None]:
+        """Returns the models that are compared at first: SeqPE, and RoPE trained on the same data."""
+        facts = {name: training_facts(self.model(name, kind)) for name in self.names(kind)}
+        first = min(facts, key=lambda name: facts[name][0] != "seqpe")
+
+        def distance(name: str) -> tuple[bool, bool]:
+            encoding, data = facts[name]
+            return data != facts[first][1], not encoding.startswith("rope")
+
+        return first, min((name for name in facts if name != first), key=distance, default=None)
 
     def language_model(self, name: str) -> LanguageModel:
         """Returns a language model, ready to be measured; raises DataError where it cannot be loaded."""

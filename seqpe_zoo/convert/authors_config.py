@@ -18,12 +18,6 @@ INTEGRATIONS = {"attn_mul": "mul", "attn_add": "sum", "attn_scalar": "bias", "in
 PROJECTIONS = {"multi": "per_layer", "single": "shared", "none": "none", None: "none"}
 ROTATIONS = {"rotary": "rope", "rotary_2d": "rope2d_axial", "rotary_mixed": "rope2d_mixed"}
 TABLES = {"nope": "nope", "sin": "ape_sin", "vanilla": "ape_learn", "alibi": "alibi"}
-SIZES = {
-    "tiny": {"patch_size": 16, "embed_dim": 192, "depth": 12, "num_heads": 3},
-    "small": {"patch_size": 16, "embed_dim": 384, "depth": 12, "num_heads": 6},
-    "base": {"patch_size": 16, "embed_dim": 768, "depth": 12, "num_heads": 12},
-}
-"""Architectures of `timm_models.py`: the converted checkpoint names one and says what differs."""
 _FIXED = {
     "SEQPE_ACTIVATION_FUNCTION": "gelu_new",
     "SEQPE_ADD_OUT_PROJ": True,
@@ -106,27 +100,31 @@ def vit_from_authors(config: Mapping[str, Any], model: Mapping[str, Tensor]) -> 
         ConversionError: a setting is missing or unknown.
     """
     name, options = encoding_from_authors(config)
-    sizes = {
-        "patch_size": int(_need(config, "TRAIN", "PATCH_SIZE")),
-        "embed_dim": int(_need(config, "MODEL", "EMBED_DIM")),
-        "depth": int(_need(config, "MODEL", "DEPTH")),
-        "num_heads": int(_need(config, "MODEL", "NUM_HEADS")),
-    }
     image_size = int(_need(config, "DATA", "IMG_SIZE"))
-    size = next((size for size, known in SIZES.items() if known == sizes), "small")
+    width = int(_need(config, "MODEL", "EMBED_DIM"))
+    depth, heads = (int(_need(config, "MODEL", key)) for key in ("DEPTH", "NUM_HEADS"))
+    size, args = named_size(int(_need(config, "TRAIN", "PATCH_SIZE")), width, depth, heads)
     architecture = f"vit_{size}_patch16_{'seqpe' if name == 'seqpe' else 'pe'}_224"
-    args: dict[str, Any] = {key: value for key, value in sizes.items() if value != SIZES[size][key]}
     if image_size != 224:
         args["img_size"] = image_size
     hidden = model.get("blocks.0.mlp.fc1.weight")
-    if hidden is not None and hidden.shape[0] != 4 * sizes["embed_dim"]:
-        args["mlp_ratio"] = hidden.shape[0] / sizes["embed_dim"]
+    if hidden is not None and hidden.shape[0] != 4 * width:
+        args["mlp_ratio"] = hidden.shape[0] / width
     patches = model.get("patch_embed.proj.weight")
     if patches is not None and patches.ndim == 4 and patches.shape[1] != 3:
         args["in_chans"] = patches.shape[1]
     args |= {"dynamic_img_size": True, "pos_embed": name, "pos_embed_args": options}
     args["num_classes"] = int(_need(config, "MODEL", "NUM_CLASSES"))
     return architecture, args
+
+
+def named_size(patch: int, width: int, depth: int, heads: int) -> tuple[str, dict[str, Any]]:
+    """Returns which of our timm names a ViT comes nearest to, and the arguments in which it differs."""
+    given = {"patch_size": patch, "embed_dim": width, "depth": depth, "num_heads": heads}
+    widths = {"tiny": 192, "small": 384, "base": 768}
+    name = next((name for name, known in widths.items() if known == width), "small")
+    usual = {"patch_size": 16, "embed_dim": widths[name], "depth": 12, "num_heads": widths[name] // 64}
+    return name, {key: value for key, value in given.items() if value != usual[key]}
 
 
 def gpt2_from_authors(

@@ -4,11 +4,9 @@ An image run becomes a timm checkpoint, a text run one of transformers. Nothing 
 fit. Every tensor of the source is in the result or named in `conversion.json`.
 """
 
-from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
-
+from ..data.token_cache import file_sha256
 from .authors import (
     gpt2_state_dict_from_authors,
     names_left_out,
@@ -17,38 +15,9 @@ from .authors import (
 )
 from .authors_config import gpt2_from_authors, vit_from_authors
 from .authors_folder import AuthorsRun, find_folder, read_authors_folder
-from .errors import ConversionError
 from .sources import public_name
 from .state_check import load_exactly
-from .zoo_checkpoint import Converted, file_hashes, write_checkpoint
-
-
-def convert_authors(
-    source: str,
-    target: Path,
-    subfolder: str | None = None,
-    revision: str | None = None,
-    weights: str | None = None,
-    train_length: int | None = None,
-) -> Converted:
-    """Converts a run of the release and writes the zoo checkpoint.
-
-    Args:
-        source: a local folder, or a Hub id.
-        target: the folder to make.
-        subfolder: of the source, as "image_seqpe_ckpt".
-        revision: of the Hub repository.
-        weights: which weights, by default the best; see `read_authors_folder`.
-        train_length: of a text run, where its files do not tell; see `gpt2_from_authors`.
-
-    Raises:
-        ConversionError: the source cannot be converted; nothing was written.
-    """
-    if target.exists():
-        raise ConversionError(f"{target} exists; give a new name, nothing is overwritten")
-    converted = load_authors(source, subfolder, revision, weights, train_length)
-    write_checkpoint(converted, target)
-    return converted
+from .zoo_checkpoint import Converted
 
 
 def load_authors(
@@ -58,7 +27,18 @@ def load_authors(
     weights: str | None = None,
     train_length: int | None = None,
 ) -> Converted:
-    """Builds our model from a run of the release, without writing anything; as `convert_authors`."""
+    """Builds our model from a run of the release, without writing anything.
+
+    Args:
+        source: a local folder, or a Hub id.
+        subfolder: of the source, as "image_seqpe_ckpt".
+        revision: of the Hub repository.
+        weights: which weights, by default the best; see `read_authors_folder`.
+        train_length: of a text run, where its files do not tell; see `gpt2_from_authors`.
+
+    Raises:
+        ConversionError: the source cannot be converted.
+    """
     run = read_authors_folder(find_folder(source, subfolder, revision), weights)
     converted = build_from_run(run, train_length)
     origin = {"source": public_name(source), "subfolder": subfolder, "revision": revision}
@@ -75,43 +55,33 @@ def build_from_run(run: AuthorsRun, train_length: int | None = None) -> Converte
     unknown = unknown_encoder_names(name for name in run.encoder if name != "freqs")
     problems = [f"extra: pe_model.{name} {list(run.encoder[name].shape)}" for name in unknown]
     encoder = {name: tensor for name, tensor in run.encoder.items() if name not in unknown}
-    build = _build_vit if run.kind == "image" else _build_gpt2
-    model, state, library, args, left_out = build(run, encoder, train_length)
+    args: dict[str, Any] = {}
+    left_out: list[str] = []
+    if run.kind == "image":
+        import timm
+
+        from .. import timm_models  # noqa: F401 (registers the architectures)
+
+        architecture, args = vit_from_authors(run.config, run.model)
+        model, heads = timm.create_model(architecture, **args), int(run.config["MODEL"]["NUM_HEADS"])
+        state = vit_state_dict_from_authors(run.model, encoder, {"num_heads": heads})
+    else:
+        from ..portable.configuration_seqpe import SeqPEGPT2Config
+        from ..portable.modeling_seqpe import SeqPEGPT2LMHeadModel
+
+        config = SeqPEGPT2Config(**gpt2_from_authors(run.gpt2, run.config, run.train_args, train_length))
+        model = SeqPEGPT2LMHeadModel(config)
+        state = gpt2_state_dict_from_authors(run.model, encoder, config)
+        left_out = names_left_out(run.model)
+        table = run.model.get("transformer.wpe.weight")
+        if table is not None and table.shape[-2] > config.train_length:
+            left_out.append(f"transformer.wpe.weight, rows from {config.train_length} on (untrained)")
     load_exactly(model, state, "the checkpoint", problems)
     record = {
         "format": "SeqPE release",
-        "files": file_hashes(run.files),
+        "files": {name: file_sha256(path) for name, path in run.files.items()},
         "tensors": {"model": len(run.model), "pe_model": len(run.encoder)},
         "left_out": [*left_out, *run.unread],
     }
+    library = "timm" if run.kind == "image" else "transformers"
     return Converted(model.eval(), library, args, record, run.tokenizer)
-
-
-def _build_vit(
-    run: AuthorsRun, encoder: dict[str, Tensor], train_length: int | None
-) -> tuple[nn.Module, dict[str, Tensor], str, dict[str, Any], list[str]]:
-    import timm
-
-    from .. import timm_models  # noqa: F401 (registers the architectures)
-
-    architecture, args = vit_from_authors(run.config, run.model)
-    model = timm.create_model(architecture, **args)
-    heads = int(run.config["MODEL"]["NUM_HEADS"])
-    state = vit_state_dict_from_authors(run.model, encoder, {"num_heads": heads})
-    return model, state, "timm", args, []
-
-
-def _build_gpt2(
-    run: AuthorsRun, encoder: dict[str, Tensor], train_length: int | None
-) -> tuple[nn.Module, dict[str, Tensor], str, dict[str, Any], list[str]]:
-    from ..portable.configuration_seqpe import SeqPEGPT2Config
-    from ..portable.modeling_seqpe import SeqPEGPT2LMHeadModel
-
-    args = gpt2_from_authors(run.gpt2, run.config, run.train_args, train_length)
-    config = SeqPEGPT2Config(**args)
-    state = gpt2_state_dict_from_authors(run.model, encoder, config)
-    left_out = names_left_out(run.model)
-    table = run.model.get("transformer.wpe.weight")
-    if table is not None and table.shape[-2] > config.train_length:
-        left_out.append(f"transformer.wpe.weight, rows from {config.train_length} on, which were not trained")
-    return SeqPEGPT2LMHeadModel(config), state, "transformers", args, left_out

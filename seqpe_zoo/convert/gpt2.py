@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from ..data.names import first_line, parse_model_name
+from ..data.names import read_config
 from .authors import names_left_out
 from .errors import ConversionError
-from .sources import load_tokenizer, pretrained_arguments, public_name
+from .sources import load_source, public_name
 from .state_check import load_exactly
 from .zoo_checkpoint import Converted
 
@@ -21,37 +21,17 @@ def convert_gpt2(source: str, revision: str | None = None) -> Converted:
     Raises:
         ConversionError: there is no such model, or it is no GPT-2 as ours.
     """
-    kind, place = parse_model_name(source)
-    name = pretrained_arguments(kind, place) | ({} if revision is None else {"revision": revision})
-    converted = build_from_gpt2(load_gpt2(source, name))
+    kind = read_config(source).get("model_type", "gpt2")
+    loaded = load_source(source, revision) if kind == "gpt2" else None
+    if loaded is None or loaded.architecture:
+        what = "model of timm" if loaded else kind
+        raise ConversionError(f"{public_name(source)} is a {what}, not a GPT-2")
+    converted = build_from_gpt2(loaded.model)
     converted.record["source"] = public_name(source)
-    tokenizer = load_tokenizer(**name)
-    if tokenizer is None:
+    if not loaded.companions:
         converted.record["tokenizer"] = "none found beside the source"
-    else:
-        converted.companions.append(tokenizer)
+    converted.companions.extend(loaded.companions)
     return converted
-
-
-def load_gpt2(source: str, name: Mapping[str, Any]) -> Any:
-    """Loads transformers' own GPT-2; `name` are arguments of `from_pretrained`.
-
-    Raises:
-        ConversionError: there is none.
-    """
-    from transformers import AutoConfig, GPT2LMHeadModel
-
-    try:
-        config = AutoConfig.from_pretrained(**name)
-        if config.model_type != "gpt2":
-            raise ConversionError(f"{public_name(source)} is a {config.model_type}, not a GPT-2")
-        return GPT2LMHeadModel.from_pretrained(**name, config=config)
-    except ConversionError:
-        raise
-    except (OSError, ValueError) as error:
-        raise ConversionError(
-            f"{public_name(source)} is no GPT-2 that can be read: {first_line(error)}"
-        ) from error
 
 
 def gpt2_settings(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -70,10 +70,6 @@ class GraftReport:
             f"KL {change.divergence:.3g} nats; same top choice in {change.same_top:.1%}",
         ]
 
-    def as_dict(self) -> dict[str, Any]:
-        """Returns the report for JSON."""
-        return asdict(self)
-
 
 def graft_transformers(
     theirs: Any,
@@ -134,7 +130,7 @@ def graft_transformers(
         change = logit_change(old, model(probe).logits)
     count = 0 if table is None else len(table)
     report = GraftReport(integration, count, fit_steps, error, probe_name, change, keep_native)
-    record = {"format": f"graft on {model.config.native_model_type}", "graft": report.as_dict()}
+    record = {"format": f"graft on {model.config.native_model_type}", "graft": asdict(report)}
     return Converted(model, "transformers", record=record), report
 
 
@@ -198,7 +194,7 @@ def graft_vit(
         change = logit_change(theirs(probe), model.eval()(probe))
     rows = theirs.patch_embed.grid_size
     report = GraftReport(integration, rows[0] * rows[1], fit_steps, error, probe_name, change)
-    record = {"format": f"graft on {architecture}", "graft": report.as_dict()}
+    record = {"format": f"graft on {architecture}", "graft": asdict(report)}
     return Converted(model, "timm", given, record), report
 
 

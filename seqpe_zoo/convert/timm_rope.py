@@ -16,15 +16,14 @@ from typing import Any
 
 from torch import Tensor
 
-from .authors_config import SIZES
+from ..data.token_cache import file_sha256
+from .authors_config import named_size
 from .errors import ConversionError
-from .safe_pickle import load_safely
 from .sources import public_name
 from .state_check import load_exactly
-from .zoo_checkpoint import Converted, file_hashes
+from .weights_file import HEAD_WIDTH, load_state
+from .zoo_checkpoint import Converted
 
-HEAD_WIDTH = 64
-"""Width of a head in all of naver-ai's models; their files do not tell it."""
 AXIAL_BASE, MIXED_BASE = 100.0, 10.0
 _GRID_BUFFERS = ("freqs_t_x", "freqs_t_y")  # numbers of columns and rows, which are computed
 
@@ -88,16 +87,7 @@ def build_from_rope_file(path: Path, image_size: int = 224) -> Converted:
     Raises:
         ConversionError: the file is no such checkpoint.
     """
-    if path.suffix == ".safetensors":
-        from safetensors.torch import load_file
-
-        loaded: Any = load_file(path)
-    else:
-        loaded = load_safely(path)
-    for key in ("model", "state_dict"):
-        loaded = loaded[key] if isinstance(loaded, Mapping) and key in loaded else loaded
-    if not isinstance(loaded, Mapping) or not all(isinstance(value, Tensor) for value in loaded.values()):
-        raise ConversionError(f"{path.name} holds no state dict")
+    loaded = load_state(path)
     if "cls_token" not in loaded or "patch_embed.proj.weight" not in loaded:
         raise ConversionError(f"{path.name} is no Vision Transformer: it has no cls_token or patch_embed")
     left_out = [name for name in _GRID_BUFFERS if name in loaded]
@@ -116,7 +106,7 @@ def build_from_rope_file(path: Path, image_size: int = 224) -> Converted:
     base = MIXED_BASE if "freqs" in state else AXIAL_BASE
     converted = _build(state, settings, base, path.name)
     converted.record.update(
-        {"format": "naver-ai rope-vit", "files": file_hashes({path.name: path}), "left_out": left_out}
+        {"format": "naver-ai rope-vit", "files": {path.name: file_sha256(path)}, "left_out": left_out}
     )
     return converted
 
@@ -154,14 +144,9 @@ def _build(state: dict[str, Tensor], settings: dict[str, Any], base: float, sour
         options["base"] = base
     patches = state["patch_embed.proj.weight"]
     layers = [int(match[1]) for name in state if (match := re.match(r"blocks\.(\d+)\.", name))]
-    sizes = {
-        "patch_size": patches.shape[-1],
-        "embed_dim": patches.shape[0],
-        "depth": max(layers, default=0) + 1,
-        "num_heads": settings["num_heads"],
-    }
-    size = next((size for size, known in SIZES.items() if known == sizes), "small")
-    args: dict[str, Any] = {key: value for key, value in sizes.items() if value != SIZES[size][key]}
+    size, args = named_size(
+        patches.shape[-1], patches.shape[0], max(layers, default=0) + 1, settings["num_heads"]
+    )
     if settings["img_size"] != (224, 224):
         args["img_size"] = settings["img_size"]
     hidden = state.get("blocks.0.mlp.fc1.weight")

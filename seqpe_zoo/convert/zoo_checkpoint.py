@@ -7,7 +7,6 @@ and renamed at the end.
 """
 
 import contextlib
-import hashlib
 import json
 import shutil
 import uuid
@@ -15,8 +14,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-from torch import nn
 
 from .errors import ConversionError
 
@@ -66,30 +63,18 @@ def write_checkpoint(converted: Converted, target: Path) -> None:
 
             write_shared(converted, folder)
         elif converted.library == "timm":
-            write_timm(converted.model, folder, converted.model_args)
+            from timm.models import save_for_hf
+
+            set_pretrained_cfg(converted.model)
+            args = {key: value for key, value in converted.model_args.items() if key != "num_classes"}
+            save_for_hf(converted.model, folder, model_args=args, safe_serialization=True)
         else:
-            write_transformers(converted.model, folder)
+            converted.model.save_pretrained(folder)
         for path in converted.tokenizer:
             shutil.copyfile(path, folder / path.name)
         for companion in converted.companions:
             companion.save_pretrained(folder)
         write_record(folder, converted.record)
-
-
-def write_timm(model: nn.Module, folder: Path, model_args: Mapping[str, Any]) -> None:
-    """Writes a model made by `timm.create_model(architecture, **model_args)` into a folder.
-
-    Args:
-        model: the model.
-        folder: where to; exists.
-        model_args: its arguments beyond those of its architecture; `num_classes` and `in_chans` among them
-            go to their own places.
-    """
-    from timm.models import save_for_hf
-
-    args = {key: value for key, value in model_args.items() if key != "num_classes"}
-    set_pretrained_cfg(model)
-    save_for_hf(model, folder, model_args=args, safe_serialization=True)
 
 
 def set_pretrained_cfg(model: Any, **changes: Any) -> None:
@@ -103,24 +88,6 @@ def set_pretrained_cfg(model: Any, **changes: Any) -> None:
     )
 
 
-def write_transformers(model: Any, folder: Path) -> None:
-    """Writes a model of transformers into a folder."""
-    model.save_pretrained(folder)
-
-
 def write_record(folder: Path, record: Mapping[str, Any]) -> None:
     """Writes `conversion.json`."""
     (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-
-
-def file_hashes(files: Mapping[str, Path]) -> dict[str, str]:
-    """Returns the sha256 of each file."""
-    return {name: _sha256(path) for name, path in files.items()}
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()

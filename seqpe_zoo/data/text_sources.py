@@ -17,7 +17,7 @@ from .byte_tokenizer import is_byte_tokenizer
 from .errors import DataError
 from .stdlib_text import load_stdlib_text
 from .text_blocks import SPLITS, find_text_files, load_text_set, read_text_files, tokenize_stream
-from .token_cache import SMALLEST, cached_stream, files_fingerprint, tokenizer_fingerprint
+from .token_cache import SMALLEST, cached_stream, file_sha256, tokenizer_fingerprint
 
 EMBEDDED = "stdlib"
 WIKITEXT = "wikitext-103"
@@ -70,7 +70,7 @@ def _open_text(source: str, split: str) -> _Text:
     else:
         files = find_text_files(Path(source), split)
         size = sum(path.stat().st_size for path in files)
-        return _Text(read_text_files(files), size, lambda: files_fingerprint(files))
+        return _Text(read_text_files(files), size, lambda: [file_sha256(path) for path in files])
     # `datasets` names a set by the version of its files and everything that was done to them.
     return _Text((row["text"] for row in rows), rows.data.nbytes, lambda: rows._fingerprint)
 

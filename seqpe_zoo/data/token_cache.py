@@ -13,7 +13,7 @@ import json
 import logging
 import os
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,16 +47,13 @@ def tokenizer_fingerprint(tokenizer: Any) -> str | None:
     return _digest([tokenizers.__version__, content])
 
 
-def files_fingerprint(paths: Sequence[Path]) -> list[str]:
-    """Returns a hash of each file's content: reading takes far less time than cutting into tokens."""
-    prints = []
-    for path in paths:
-        digest = hashlib.sha256()
-        with path.open("rb") as file:
-            while chunk := file.read(2**20):
-                digest.update(chunk)
-        prints.append(digest.hexdigest())
-    return prints
+def file_sha256(path: Path) -> str:
+    """Returns the sha256 of a file's content."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(2**20):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def cached_stream(facts: Mapping[str, Any], vocabulary: int, make: Callable[[], Tensor]) -> Tensor:

@@ -163,7 +163,7 @@ def _measure(task: str, name: str, label: str | None, arguments: argparse.Namesp
         # Later models are measured where the first one was, so that they compare.
         wanted = arguments.default_resolutions or default_resolutions(model)
         arguments.default_resolutions = wanted
-        sizes = arguments.resolutions or [size for size in wanted if accepts(check_resolutions, model, size)]
+        common = [size for size in wanted if accepts(check_resolutions, model, size)]
         source = arguments.data or "digits"
         has_test = source.partition(":")[0] in IMAGES
         return measure_images(
@@ -171,7 +171,7 @@ def _measure(task: str, name: str, label: str | None, arguments: argparse.Namesp
             label or model.label,
             source,
             arguments.split or ("test" if has_test else "validation"),
-            sizes,
+            arguments.resolutions or common or default_resolutions(model),
             arguments.batch_size,
             arguments.workers,
             arguments.max_images,
@@ -182,7 +182,8 @@ def _measure(task: str, name: str, label: str | None, arguments: argparse.Namesp
     if task == "text":
         wanted = arguments.default_lengths or default_lengths(model.model)
         arguments.default_lengths = wanted
-        lengths = arguments.lengths or [n for n in wanted if accepts(check_lengths, model.model, n)]
+        common = [length for length in wanted if accepts(check_lengths, model.model, length)]
+        lengths = arguments.lengths or common or default_lengths(model.model)
         split = arguments.split or "test"
         return measure_text(model, label, arguments.data or "stdlib", split, lengths, arguments.max_tokens)
     lengths = arguments.lengths or DEFAULT_QUESTION_LENGTHS

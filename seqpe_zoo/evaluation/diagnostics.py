@@ -47,12 +47,17 @@ def digit_artefact_score(similarity: Tensor, strides: tuple[int, ...] = (100, 10
     return exceeding / total
 
 
-def nearness_correlation(similarity: Tensor) -> float:
-    """Returns Spearman's rank correlation of similarity with nearness, averaged over positions."""
-    size = similarity.shape[0]
-    places = torch.arange(size, device=similarity.device)
-    nearness = -(places.unsqueeze(1) - places).abs().to(similarity.dtype)
-    a, b = _mean_ranks(similarity), _mean_ranks(nearness)
+def nearness_correlation(similarity: Tensor, distance: Tensor | None = None) -> float:
+    """Returns Spearman's rank correlation of similarity with nearness, averaged over positions.
+
+    Args:
+        similarity: (N, N).
+        distance: (N, N), by default that of positions on a line.
+    """
+    if distance is None:
+        places = torch.arange(similarity.shape[0], device=similarity.device)
+        distance = (places.unsqueeze(1) - places).abs()
+    a, b = _mean_ranks(similarity.double()), _mean_ranks(-distance.double())
     a, b = a - a.mean(1, keepdim=True), b - b.mean(1, keepdim=True)
     spread = (a.square().sum(1) * b.square().sum(1)).sqrt()
     return float(((a * b).sum(1) / spread.clamp(min=1e-12)).mean())

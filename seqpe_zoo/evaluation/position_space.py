@@ -18,8 +18,6 @@ from ..portable.positions import grid_positions
 from .diagnostics import NEAR, digit_artefact_score, nearness_correlation, similarity_matrix
 from .model_loading import find_position_encoding
 
-CORNERS = "first position, end of the first row, centre, start of the last row, last position"
-
 BEST_SCORES = {
     "digit_artefact_score": "0: nearness rules, not digits",
     "nearness_correlation": "1: similarity falls with distance",
@@ -87,11 +85,6 @@ def neighbour_coverage(similarity: Tensor, reach: int = NEAR) -> float:
     return float(((others.argmax(1).cpu() - places).abs() <= reach).double().mean())
 
 
-def expected_coverage(universe: int, drawn: float) -> float:
-    """Returns the share of `universe` positions met at least once in `drawn` uniform draws."""
-    return 1.0 - math.exp(drawn * math.log1p(-1.0 / universe)) if universe > 1 else 1.0
-
-
 def diagnose_line(encoding: Any, positions: int, window: int | None = None) -> dict[str, float]:
     """All scores of a 1-D encoding over the positions 0..positions-1.
 
@@ -134,7 +127,7 @@ def diagnose_grid(encoding: Any, side: int) -> dict[str, float]:
     return {
         "positions": side * side,
         "training_context": rows * columns,
-        "nearness_correlation": _grid_correlation(similarity, distance),
+        "nearness_correlation": nearness_correlation(similarity, distance),
         "collapse_of_training_context": collapse_score(vectors[inside]),
         "collapse_of_shifted_copies": collapse_score(vectors[last]),
         "coverage_of_training_context": float(near[inside].double().mean()),
@@ -144,19 +137,14 @@ def diagnose_grid(encoding: Any, side: int) -> dict[str, float]:
 
 def grid_heatmaps(encoding: Any, side: int) -> dict[tuple[int, int], Tensor]:
     """Returns the similarity of the paper's five positions, four corners and centre, to all of a grid."""
-    similarity = similarity_matrix(grid_vectors(encoding, side))
+    return landmarks(similarity_matrix(grid_vectors(encoding, side)), side)
+
+
+def landmarks(similarity: Tensor, side: int) -> dict[tuple[int, int], Tensor]:
+    """Returns the rows of four corners and the centre from the similarities of a square grid."""
     end, middle = side - 1, side // 2
-    chosen = [(0, 0), (0, end), (middle, middle), (end, 0), (end, end)]
+    chosen = dict.fromkeys([(0, 0), (0, end), (middle, middle), (end, 0), (end, end)])
     return {(row, column): similarity[row * side + column].view(side, side) for row, column in chosen}
-
-
-def _grid_correlation(similarity: Tensor, distance: Tensor) -> float:
-    from .diagnostics import _mean_ranks
-
-    a, b = _mean_ranks(similarity.double()), _mean_ranks(-distance)
-    a, b = a - a.mean(1, keepdim=True), b - b.mean(1, keepdim=True)
-    spread = (a.square().sum(1) * b.square().sum(1)).sqrt()
-    return float(((a * b).sum(1) / spread.clamp(min=1e-12)).mean())
 
 
 def _device(encoding: nn.Module) -> torch.device:

@@ -17,7 +17,9 @@ class ZooEntry:
     """A model and its extrapolation."""
 
     name: str
+    task: str
     encoding: str
+    parameters: str
     trained_on: str
     metric: str
     measured: dict[str, float]
@@ -37,7 +39,9 @@ def zoo_entries(cards: Path | None = None) -> list[ZooEntry]:
                 if value is not None and result.metric == metric:
                     measured[" ".join(f"{name} {size}" for name, size in result.setting.items())] = value
             encoding = str(facts.position_encoding["name"])
-            found.append(ZooEntry(path.parent.name, encoding, facts.trained_on, metric, measured))
+            size = str(facts.figures.get("parameters", ""))
+            words = (path.parent.name, facts.pipeline_tag, encoding, size, facts.trained_on, metric)
+            found.append(ZooEntry(*words, measured))
     return found
 
 

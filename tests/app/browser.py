@@ -72,10 +72,6 @@ class Visitor:
         """Clicks a tab."""
         self.visible(f"//button[@role='tab'][contains(., '{name}')]").click()
 
-    def click(self, element: str) -> None:
-        """Clicks an element."""
-        self.driver.find_element(By.ID, element).click()
-
     def type_number(self, label: str, number: int | None) -> None:
         """Types a number beside a slider, or deletes the one that is there."""
         box = self.visible(f"//input[@type='number'][contains(@aria-label, '{label}')]")

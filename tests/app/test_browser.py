@@ -22,7 +22,16 @@ def visitor(address: str) -> Iterator[Visitor]:
         yield somebody
 
 
+def test_page_opens_far_out_with_its_curve(visitor: Visitor) -> None:
+    visitor.see(
+        "text-first-summary", "Perplexity", "text_seqpe", "2 times the 32 tokens"
+    )  # it has 99 positions
+    visitor.see("text-second-summary", "Perplexity", "text_alibi")
+    visitor.see_plot("text-curve")
+
+
 def test_longer_context_changes_perplexity_and_heatmap(visitor: Visitor) -> None:
+    visitor.type_number("Context length", 32)
     short = visitor.see("text-first-summary", "Perplexity", "as in training", "seqpe")
     heatmap = visitor.see_plot("text-first-heatmap")
     visitor.type_number("Context length", 64)
@@ -52,7 +61,6 @@ def test_model_is_changed_and_curves_are_drawn(visitor: Visitor) -> None:
     visitor.see("text-first-summary", "Perplexity", "text_alibi")
     visitor.choose("Beside it", "text_seqpe")
     visitor.see("text-second-summary", "Perplexity", "text_seqpe")
-    visitor.click("text-curve-button")
     visitor.see("text-curve-note", "text_seqpe cannot read 128 tokens")
     visitor.see_plot("text-curve")
 

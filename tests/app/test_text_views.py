@@ -7,11 +7,12 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from seqpe_zoo.app.texts import OWN, PERSUASION, PREDICTED, STDLIB, default_text, read_text
-from seqpe_zoo.app.views import SettingRange, compare_texts, length_range, trained_length, view_text
+from seqpe_zoo.app.views import SettingRange, compare_texts, length_range, view_text
 from seqpe_zoo.app.zoo import Zoo, find_models
 from seqpe_zoo.data.byte_tokenizer import byte_characters
 from seqpe_zoo.data.errors import DataError
 from seqpe_zoo.data.text_sources import open_token_stream
+from seqpe_zoo.evaluation.defaults import trained_length
 from seqpe_zoo.evaluation.perplexity import evaluate_perplexity
 
 from .stand_ins import TRAINED_LENGTH
@@ -99,10 +100,20 @@ def test_models_with_different_tokens_are_not_compared(zoo: Zoo, models_folder: 
         compare_texts({"a": zoo.language_model("text_alibi"), "b": other}, PERSUASION, "")
 
 
-def test_slider_begins_at_the_training_length(zoo: Zoo) -> None:
+def test_slider_begins_as_far_out_as_all_models_can_read(zoo: Zoo) -> None:
+    short, long = zoo.language_model("text_seqpe"), zoo.language_model("text_alibi")
+    assert trained_length(short.model) == TRAINED_LENGTH
+    assert length_range([long]) == SettingRange(largest=512, step=8, start=512)
+    assert length_range([long, short]) == SettingRange(largest=512, step=8, start=64)
+
+
+def test_heatmap_has_one_scale_at_every_length(zoo: Zoo) -> None:
     model = zoo.language_model("text_seqpe")
-    assert trained_length(model) == TRAINED_LENGTH
-    assert length_range([model]) == SettingRange(largest=512, step=8, start=32)
+    for length in (1, 32, 96):
+        (image,) = view_text(model, STDLIB, "", length).heatmap.axes[0].images
+        assert image.get_clim() == (-1, 1)
+        assert abs(image.get_array()).max() <= 1.0001
+    assert image.get_array().diagonal().min() > 0.999
 
 
 def test_models_of_bytes_read_python_source(zoo: Zoo) -> None:

@@ -6,6 +6,8 @@ import pytest
 from seqpe_zoo.app.zoo import IMAGES, TEXT, Zoo, find_models
 from seqpe_zoo.data.errors import DataError
 
+from .stand_ins import save_language_model
+
 
 def test_folder_of_models_is_searched(models_folder: Path) -> None:
     found = {model.name: model.kind for model in find_models([str(models_folder)])}
@@ -35,7 +37,7 @@ def test_models_of_one_name_are_told_apart(models_folder: Path, tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("word", "reason"),
-    [("nowhere", "neither a folder nor a Hub id"), (".", "holds no model: expected config.json")],
+    [("nowhere", "neither a folder, nor a Hub id"), (".", "holds no model: expected config.json")],
 )
 def test_word_that_names_no_model_is_refused(
     word: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -63,3 +65,13 @@ def test_model_that_has_vanished_is_reported(models_folder: Path, tmp_path: Path
     shutil.rmtree(copy)
     with pytest.raises(DataError, match="does not exist"):
         zoo.language_model("text_alibi")
+
+
+def test_page_opens_with_seqpe_beside_rope_of_the_same_data(tmp_path: Path) -> None:
+    save_language_model(tmp_path / "a_alibi", "alibi")
+    save_language_model(tmp_path / "b_other_rope", "rope")
+    (tmp_path / "b_other_rope" / "tokenizer.json").write_text("{}")
+    save_language_model(tmp_path / "c_rope", "rope")
+    save_language_model(tmp_path / "d_seqpe", "seqpe")
+    zoo = Zoo(find_models([str(tmp_path)]))
+    assert zoo.opening_pair(TEXT) == ("d_seqpe", "c_rope")

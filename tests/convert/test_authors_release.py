@@ -11,14 +11,21 @@ from transformers import AutoModelForCausalLM
 
 import seqpe_zoo  # noqa: F401 (registers the architectures)
 from seqpe_zoo.convert.authors_folder import find_folder
-from seqpe_zoo.convert.authors_release import convert_authors
+from seqpe_zoo.convert.authors_release import load_authors
 from seqpe_zoo.convert.errors import ConversionError
 from seqpe_zoo.convert.safe_pickle import UnsafePickleError
+from seqpe_zoo.convert.zoo_checkpoint import Converted, write_checkpoint
 
 from .release import fixtures, read_fixture, weights_of, write_image_run, write_text_run
 
 TOLERANCE = {"atol": 1e-4, "rtol": 1e-4}
 IMAGE, TEXT = "vit_seqpe_attn_mul_multi", "gpt2_seqpe_attn_scalar_single"
+
+
+def convert_authors(source: str, target: Path) -> Converted:
+    converted = load_authors(source)
+    write_checkpoint(converted, target)
+    return converted
 
 
 @pytest.mark.parametrize("name", fixtures("vit_"))

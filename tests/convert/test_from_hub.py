@@ -21,15 +21,7 @@ files = [path for path in root.rglob("*") if path.is_file()]
 added = [CommitOperationAdd(path.relative_to(root).as_posix(), str(path)) for path in files]
 api.create_commit("huayangli/seqpe", added, commit_message="the release")
 """
-CONVERT = """
-import sys
-from seqpe_zoo.convert.commands import add_subcommands
-import argparse
-parser = argparse.ArgumentParser()
-add_subcommands(parser.add_subparsers())
-options = parser.parse_args(sys.argv[1:])
-sys.exit(options.handler(options))
-"""
+CONVERT = "import sys; from seqpe_zoo.cli import main; sys.exit(main(sys.argv[1:]))"
 
 
 def python(code: str, env: dict, *words: object) -> subprocess.CompletedProcess:

@@ -66,15 +66,11 @@ def test_converted_folder_loads_in_timm(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["rope2d_axial", "rope2d_mixed"])
-def test_table_beside_a_rotation_is_trained_and_scripted(name: str) -> None:
+def test_table_beside_a_rotation_is_trained(name: str) -> None:
     options = {"pos_embed": name, "pos_embed_args": {"table": True}}
     model = timm.create_model("vit_pico_patch4_pe_32", depth=2, dynamic_img_size=True, **options)
     model(torch.randn(2, 3, 32, 32)).sum().backward()
     assert model.position_encoding.table.weight.grad.abs().sum() > 0
-    scripted = torch.jit.script(model.eval())
-    x = torch.randn(1, 3, 48, 40)
-    with torch.no_grad():
-        torch.testing.assert_close(scripted(x), model(x))
 
 
 def naver_state(theirs: nn.Module) -> dict[str, torch.Tensor]:

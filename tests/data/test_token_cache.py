@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from seqpe_zoo.data import text_sources
 from seqpe_zoo.data.byte_tokenizer import build_byte_tokenizer
 from seqpe_zoo.data.text_sources import open_token_stream
-from seqpe_zoo.data.token_cache import cached_stream, files_fingerprint, tokenizer_fingerprint
+from seqpe_zoo.data.token_cache import cached_stream, file_sha256, tokenizer_fingerprint
 
 FACTS = {"text": "a hash", "split": "train"}
 STREAM = torch.arange(50) % 7
@@ -154,5 +154,5 @@ def test_fingerprints_tell_tokenizers_and_files_apart(tmp_path: Path) -> None:
     assert tokenizer_fingerprint(object()) is None
     (tmp_path / "a").write_text("x")
     (tmp_path / "b").write_text("y")
-    prints = files_fingerprint([tmp_path / "a", tmp_path / "b", tmp_path / "a"])
+    prints = [file_sha256(tmp_path / name) for name in ("a", "b", "a")]
     assert prints[0] == prints[2] != prints[1]

@@ -9,7 +9,6 @@ from seqpe_zoo.evaluation.position_space import (
     diagnose_grid,
     diagnose_line,
     encoding_with_vectors,
-    expected_coverage,
     grid_heatmaps,
     neighbour_coverage,
 )
@@ -30,11 +29,6 @@ def test_neighbours_are_found_on_a_line_and_not_among_digits() -> None:
     assert neighbour_coverage(similarity_matrix(ring(200, 1.0))) == 1.0
     last_digit = torch.nn.functional.one_hot(torch.arange(200) % 100).float()
     assert neighbour_coverage(similarity_matrix(last_digit)) == 0.0
-
-
-def test_expected_coverage_of_draws() -> None:
-    assert expected_coverage(1000, 0) == 0.0
-    assert expected_coverage(1000, 1000) == pytest.approx(0.632, abs=0.001)
 
 
 @pytest.mark.parametrize("name", ["seqpe", "ape_learn", "ape_sin"])
