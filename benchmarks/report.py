@@ -1,111 +1,108 @@
-"""One row of the results, and the page they are written to."""
+"""The results as a file of JSON and as a page of one screen.
 
+The file holds for each section what was measured, on which machine, with which versions, and every ratio with
+its spread. The page shows the medians.
+"""
+
+import json
+import os
 import platform
-from dataclasses import dataclass
+import shutil
+import subprocess
+from datetime import date
 from importlib.metadata import version
 from pathlib import Path
-
-import torch
-
-from benchmarks.timing import ENOUGH, Ratio
+from typing import Any
 
 PACKAGES = ("torch", "timm", "transformers")
+HEAD = """# Benchmark results
+
+Time as a multiple of the baseline's, on a CPU in float32: 1.00 is as fast, 1.10 takes a tenth longer. Made by
+`make bench` (`make bench-full` for all rows); every ratio with its spread is in [results.json](results.json).
+`python -m benchmarks.compare A.json B.json` compares two runs.
+"""
+NOISY = "~ the machine was never quiet: a rough number."
 
 
-@dataclass(frozen=True)
-class Row:
-    """What was measured, and whether it reached its bar."""
-
-    what: str
-    measured: str
-    bar: str = ""
-    reached: bool | None = None
-
-    @classmethod
-    def slower(cls, what: str, ratio: Ratio, bar: float | None) -> "Row":
-        """A cost: the time against the baseline's, which should stay below the bar."""
-        noise = "" if ratio.stable else ", noisy"
-        spread = f"[{ratio.lowest:.3f} to {ratio.highest:.3f}, {ratio.rounds} rounds{noise}]"
-        measured = f"{ratio.median:.3f}x {ratio.baseline} {spread}"
-        if bar is None:
-            return cls(what, measured)
-        if ratio.stable and ratio.rounds >= ENOUGH:
-            reached: bool | None = ratio.median <= bar
-        else:
-            reached = within(ratio.lowest, ratio.highest, bar)
-        return cls(what, measured, f"at most {bar:.2f}x", reached)
-
-    @classmethod
-    def faster(cls, what: str, ratio: Ratio, bar: float | None) -> "Row":
-        """A gain: how many times faster than the baseline, which should reach the bar."""
-        low, middle, high = 1 / ratio.highest, 1 / ratio.median, 1 / ratio.lowest
-        measured = f"{middle:.1f}x faster than {ratio.baseline} [{low:.1f} to {high:.1f}]"
-        if bar is None:
-            return cls(what, measured)
-        return cls(what, measured, f"at least {bar:g}x", middle >= bar)
-
-    @classmethod
-    def plain(cls, what: str, ratio: Ratio, factor: float = 1.0) -> "Row":
-        """A ratio without a bar, multiplied by a factor."""
-        low, middle, high = (factor * value for value in (ratio.lowest, ratio.median, ratio.highest))
-        return cls(what, f"{middle:.2f}x [{low:.2f} to {high:.2f}]")
-
-    @classmethod
-    def value(cls, what: str, number: float, unit: str, bar: float | None = None) -> "Row":
-        """A measured quantity that should stay below the bar."""
-        if bar is None:
-            return cls(what, f"{number:.2f} {unit}")
-        return cls(what, f"{number:.2f} {unit}", f"below {bar:g} {unit}", number < bar)
+def read_results(path: Path) -> dict[str, Any]:
+    """Returns the sections of a file by name; nothing where there is no file."""
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
 
-def within(low: float, high: float, bar: float) -> bool | None:
-    """Whether something between two numbers is at most the bar; None where that is not decided."""
-    return True if high <= bar else False if low > bar else None
+def write_results(results: dict[str, Any], path: Path) -> None:
+    """Writes the sections of a file."""
+    path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
-def write_section(title: str, rows: list[Row], origin: str, target: Path) -> None:
-    """Writes one section of the page, in the place of an older one of the same title; the others stay.
-
-    Args:
-        title: of the section.
-        rows: what was measured.
-        origin: how, when and with what.
-        target: the page.
-    """
-    versions = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
-    machine = f"Machine: {_machine()}. {versions}."
-    lines = [
-        f"## {title}",
-        "",
-        origin,
-        "",
-        machine,
-        "",
-        "| what | measured | bar | reached |",
-        "|---|---|---|---|",
-    ]
-    for row in rows:
-        undecided = "not decided" if row.bar else ""
-        reached = undecided if row.reached is None else "yes" if row.reached else "**no**"
-        lines.append(f"| {row.what} | {row.measured} | {row.bar} | {reached} |")
-    head = (
-        "# Benchmark results\n\nMedians of ratios, [lowest to highest], over rounds in which the machine "
-        "was quiet; time that its host gave to others does not count (`timing.py` says how both are known). "
-        "A bar is judged by the median of three such rounds or more; of fewer only when all lie on one side "
-        "of it. The allocator keeps freed memory (`KEEP_MEMORY` in `run.py` says why)."
-    )
-    sections = target.read_text().strip().split("\n\n## ")[1:] if target.exists() else []
-    bodies = {section.splitlines()[0]: f"## {section}" for section in sections}
-    bodies[title] = "\n".join(lines)
-    target.write_text("\n\n".join([head, *bodies.values()]) + "\n")
+def render_page(results: dict[str, Any]) -> str:
+    """Returns the page: a table for each section, with a column for each candidate."""
+    parts = [HEAD]
+    origins = [_origin(section["measured"]) for section in results.values()]
+    if not results:
+        parts.append("This version has not been measured yet.\n")
+    elif len(set(origins)) == 1:
+        parts.append(f"{origins[0]}\n")
+    for section, origin in zip(results.values(), origins, strict=True):
+        parts.append(_table(section["title"], section["rows"]))
+        if len(set(origins)) > 1:
+            parts.append(f"{origin}\n")
+    if any(not row["stable"] for section in results.values() for row in section["rows"]):
+        parts.append(f"{NOISY}\n")
+    return "\n".join(parts)
 
 
-def _machine() -> str:
-    model = platform.processor() or platform.machine()
+def _origin(measured: dict[str, Any]) -> str:
+    versions = ", ".join(f"{name} {number}" for name, number in measured["versions"].items())
+    run = f"{measured['mode']} run of {measured['date']}, commit {measured['commit']}"
+    return f"{measured['machine']}; {versions}; {run}."
+
+
+def _table(title: str, rows: list[dict[str, Any]]) -> str:
+    names = list(dict.fromkeys(row["name"] for row in rows))
+    cells = {(row["what"], row["name"]): row for row in rows}
+    lines = [f"## {title}", "", f"| 1.00 = {rows[0]['baseline']} | {' | '.join(names)} |"]
+    lines.append(f"|---{'|---' * len(names)}|")
+    for what in dict.fromkeys(row["what"] for row in rows):
+        lines.append(f"| {what} | {' | '.join(_cell(cells.get((what, name))) for name in names)} |")
+    return "\n".join([*lines, ""])
+
+
+def _cell(row: dict[str, Any] | None) -> str:
+    return "" if row is None else f"{'' if row['stable'] else '~'}{row['median']:.2f}"
+
+
+def describe_run(mode: str) -> dict[str, Any]:
+    """Returns where, when and with what a section is measured."""
+    import torch
+
+    return {
+        "mode": mode,
+        "date": str(date.today()),
+        "commit": _commit(),
+        "machine": f"{_processor()}, {torch.get_num_threads()} threads",
+        "cores": os.cpu_count(),
+        "system": platform.platform(),
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
+    }
+
+
+def _processor() -> str:
     cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        names = [
-            line.split(":")[1].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line
-        ]
-        model = names[0] if names else model
-    return f"{model}, {torch.get_num_threads()} threads, Python {platform.python_version()}"
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _commit() -> str:
+    """The commit that is measured, marked when files other than results differ from it."""
+    if shutil.which("git") is None:
+        return "unknown"
+    git = ["git", "-C", str(Path(__file__).parent)]
+    found = subprocess.run(
+        [*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    )
+    if found.returncode:
+        return "unknown"
+    status = [*git, "status", "--porcelain", "--", "..", ":!results.json", ":!RESULTS.md"]
+    changed = subprocess.run(status, capture_output=True, text=True, check=False).stdout.strip()
+    return found.stdout.strip() + (" with changes" if changed else "")

@@ -1,21 +1,27 @@
-"""How we measure: every timing stands between two of the baseline, because the machine is shared.
+"""How we measure: every timing stands between two of the baseline, because the machine may be shared.
 
 A candidate's ratio in a round is its time over the mean of the baseline's times just before and just after.
-Seconds that the host of a virtual machine gave to others while we wanted to run, which Linux counts as steal,
-are taken off first. Where the two times of the baseline differ by more than `STABLE` something else used the
-machine meanwhile, and the round is left out. What is reported is the median of the ratios that count;
-absolute times are only context.
+Seconds that the host of a virtual machine gave to others, which Linux counts as steal, are taken off first.
+Where the two times of the baseline differ by more than `STABLE` something else used the machine meanwhile,
+and the round is left out. What is reported is the median of the ratios that count.
 """
 
 import gc
-import math
 import os
-import resource
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+SHORTEST = 0.5
+"""Seconds that a timing should last at least: faster functions are called several times in it."""
+
+SHORTEST_CORRECTED = 0.25
+"""Seconds from which on steal is taken off; Linux counts it in hundredths of a second."""
+
+STABLE = 0.10
+"""By how much the two baseline timings around a candidate's may differ, as a share of the smaller."""
 
 
 @dataclass(frozen=True)
@@ -33,31 +39,6 @@ class Ratio:
     """Rounds that count."""
     stable: bool = True
     """Whether the machine was quiet in them."""
-    interval: tuple[float, float] = (0.0, 0.0)
-    """Where the true median lies with 95 percent, by the order of the ratios; wide when there are few."""
-
-
-SHORTEST = 0.5
-"""Seconds that a timing should last at least: faster functions are called several times in it."""
-
-SHORTEST_CORRECTED = 0.25
-"""Seconds from which on steal is taken off; Linux counts it in hundredths of a second."""
-
-STABLE = 0.10
-"""By how much the two baseline timings around a candidate's may differ, as a share of the smaller."""
-
-
-ENOUGH = 3
-"""Quiet rounds that a median needs. A candidate that has fewer is timed again, up to two times."""
-
-
-FIRST_STEPS = 5
-"""Untimed training steps.
-
-A step of SeqPE draws other positions each time, and so needs memory in other sizes. Until the allocator has
-enough of them it asks the system for more, which takes up to a fifth of a step; plain models, whose sizes
-repeat, are through after one. A training run has thousands of steps after these.
-"""
 
 
 def compare(
@@ -72,7 +53,7 @@ def compare(
     Args:
         candidates: functions by name, the baseline among them.
         baseline: name of the function that the others are divided by.
-        rounds: timings of each candidate.
+        rounds: timings of each candidate; up to two more for one that had too few quiet rounds.
         warmup: untimed calls of each.
         shortest: seconds that a timing should last at least; with 0 it is one call.
     """
@@ -86,9 +67,7 @@ def compare(
     calls = max(1, round(shortest / _seconds(candidates[baseline], 1))) if shortest else 1
     before = _seconds(candidates[baseline], calls)
     for number in range(rounds + min(2, rounds - 1)):
-        wanted = [
-            name for name in names if number < rounds or len(_quiet(timings[name])) < min(ENOUGH, rounds)
-        ]
+        wanted = [name for name in names if number < rounds or len(_quiet(timings[name])) < min(3, rounds)]
         for name in wanted if number % 2 == 0 else reversed(wanted):
             own = _seconds(candidates[name], calls)
             after = _seconds(candidates[baseline], calls)
@@ -134,40 +113,13 @@ def _ratio(name: str, baseline: str, timings: Sequence[tuple[float, float, float
     stable = _quiet(timings)
     counted = stable or timings
     ratios = sorted(2 * own / (before + after) for before, own, after in counted)
-    rounds, reach = len(ratios), math.ceil(0.98 * math.sqrt(len(ratios)))
     return Ratio(
         name,
         baseline,
-        statistics.median(ratios),
-        ratios[0],
-        ratios[-1],
-        statistics.median(own for _, own, _ in counted),
-        rounds,
-        bool(stable),
-        (ratios[max(0, rounds // 2 - reach)], ratios[min(rounds - 1, rounds // 2 + reach)]),
+        median=statistics.median(ratios),
+        lowest=ratios[0],
+        highest=ratios[-1],
+        seconds=statistics.median(own for _, own, _ in counted),
+        rounds=len(ratios),
+        stable=bool(stable),
     )
-
-
-def seconds_of(function: Callable[[], object], calls: int) -> float:
-    """Median seconds of a call, for things too short to be compared one by one."""
-    return statistics.median(_seconds(function, calls) for _ in range(9))
-
-
-def peak_memory_of(function: Callable[[], object]) -> int:
-    """Bytes by which the process's peak memory rose during a call; call it in a fresh process."""
-    before = peak_memory()
-    function()
-    return peak_memory() - before
-
-
-def peak_memory() -> int:
-    """Peak memory of this process in bytes.
-
-    Linux's own high-water mark, not `ru_maxrss`, which is inherited from the process that started this one.
-    """
-    status = Path("/proc/self/status")
-    if status.exists():
-        marks = [line.split()[1] for line in status.read_text().splitlines() if line.startswith("VmHWM")]
-        if marks:
-            return int(marks[0]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,15 +1,20 @@
 """How benchmarks come to their verdicts; nothing here measures time."""
 
 import os
-import re
+import subprocess
+import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from benchmarks import timing
-from benchmarks.report import Row, within, write_section
+from benchmarks.compare import compare_results
+from benchmarks.report import describe_run, read_results, render_page
+from benchmarks.run import PAGE, RESULTS, SECTION_NAMES
 from benchmarks.timing import Ratio, compare
 
 
@@ -78,43 +83,51 @@ def test_a_machine_that_is_never_quiet_is_said_to_be_noisy(clock: Clock) -> None
     plain = clock.takes(*[1.0, 2.0] * 20)
     (ratio,) = compare({"plain": plain, "ours": clock.takes(3.0)}, "plain", rounds=3)
     assert not ratio.stable
-    assert Row.slower("it", ratio, 1.5).reached is False  # all rounds are above the bar
-    assert Row.slower("it", ratio, 2.1).reached is True
-    assert "noisy" in Row.slower("it", ratio, None).measured
+    assert "| ~2.00 |" in render_page({"one": section("One", [row(**vars(ratio))])})
 
 
-def test_the_interval_of_a_median_narrows_with_rounds(clock: Clock) -> None:
-    functions = {"plain": clock.takes(1.0), "ours": clock.takes(*[0.9, 1.0, 1.1, 1.2] * 100)}
-    (few,), (many,) = (compare(functions, "plain", rounds) for rounds in (4, 300))
-    assert few.interval == (few.lowest, few.highest)
-    assert many.lowest < many.interval[0] <= many.median <= many.interval[1] < many.highest
+def row(**changes: Any) -> dict[str, Any]:
+    ratio = Ratio("ours", "plain", 1.2, 1.1, 1.3, 1.0, 3)
+    return {"what": "forward", **asdict(ratio), **changes}
 
 
-@pytest.mark.parametrize(
-    ("low", "median", "high", "rounds", "reached"),
-    [
-        (0.9, 1.0, 1.2, 3, True),
-        (1.0, 1.2, 1.3, 3, False),
-        (0.9, 1.0, 1.2, 2, None),
-        (0.9, 1.0, 1.05, 2, True),
-        (1.2, 1.2, 1.2, 1, False),
-    ],
-)
-def test_few_rounds_decide_only_when_they_agree(
-    low: float, median: float, high: float, rounds: int, reached: bool | None
-) -> None:
-    ratio = Ratio("ours", "plain", median, low, high, 1.0, rounds)
-    assert Row.slower("it", ratio, bar=1.1).reached is reached
-    assert within(low, high, 1.1) is (reached if rounds < 3 else None)
+def section(title: str, rows: list[dict[str, Any]], date: str = "2026-01-01") -> dict[str, Any]:
+    return {"title": title, "measured": {**describe_run("short"), "date": date}, "rows": rows}
 
 
-def test_a_section_replaces_its_older_self_and_leaves_the_others(tmp_path: Path) -> None:
-    page = tmp_path / "RESULTS.md"
-    for title, measured in (("One", "1x"), ("Two", "2x"), ("One", "3x")):
-        write_section(title, [Row("it", measured, "at most 1.00x", None)], "By hand.", page)
-    text = page.read_text()
-    assert text.count("## One") == text.count("## Two") == text.count("# Benchmark results") == 1
-    assert text.index("## One") < text.index("## Two")
-    assert "1x |" not in text
-    assert re.search(r"By hand\.\n\nMachine: .+\. torch .+\.\n\n\| what \| measured \|", text)
-    assert "| it | 3x | at most 1.00x | not decided |" in text
+def test_the_page_has_a_column_for_each_candidate_and_names_one_machine_once() -> None:
+    rows = [row(), row(name="other", median=2.0), row(what="decode", median=0.9)]
+    page = render_page({"one": section("One", rows), "two": section("Two", [row()])})
+    assert "| 1.00 = plain | ours | other |" in page
+    assert "| forward | 1.20 | 2.00 |\n| decode | 0.90 |  |" in page
+    assert page.count("short run of 2026-01-01") == 1
+
+
+def test_sections_of_other_days_say_so() -> None:
+    page = render_page({"one": section("One", [row()]), "two": section("Two", [row()], "2026-02-02")})
+    assert page.index("## One") < page.index("2026-01-01") < page.index("## Two") < page.index("2026-02-02")
+
+
+def test_two_runs_are_compared_where_both_measured() -> None:
+    first = {"one": section("One", [row(), row(name="other")])}
+    second = {"one": section("One", [row(median=1.8, lowest=1.7, highest=1.9), row(name="new")])}
+    table = compare_results(first, second)
+    assert "| One, forward, ours | 1.20 | 1.80 | 1.50 | differs |" in table
+    assert "other" not in table
+    assert "new" not in table
+    assert "nothing was measured in both" in compare_results({}, second)
+
+
+def test_the_page_is_that_of_the_stored_results() -> None:
+    assert PAGE.read_text(encoding="utf-8") == render_page(read_results(RESULTS))
+
+
+@pytest.mark.slow
+def test_everything_runs_in_tiny_sizes(tmp_path: Path) -> None:
+    output = tmp_path / "tiny.json"
+    command = [sys.executable, "-m", "benchmarks.run", "--tiny", "--output", str(output)]
+    subprocess.run(command, cwd=Path(__file__).parents[1], check=True, capture_output=True)
+    results = read_results(output)
+    assert list(results) == [name for name in SECTION_NAMES if name != "compiled"]
+    assert all(row["median"] > 0 for section in results.values() for row in section["rows"])
+    assert "## GPT-2 124M" in output.with_suffix(".md").read_text(encoding="utf-8")
