@@ -8,7 +8,10 @@ import sys
 from typing import Any
 
 import transformers
-from transformers.conversion_mapping import register_checkpoint_conversion_mapping
+from transformers.conversion_mapping import (
+    get_checkpoint_conversion_mapping,
+    register_checkpoint_conversion_mapping,
+)
 from transformers.core_model_loading import WeightRenaming
 from transformers.models.auto import modeling_auto
 from transformers.models.gpt2.modeling_gpt2 import GPT2LMHeadModel, GPT2Model
@@ -101,11 +104,27 @@ def make_position_class(native: Any, host_class: Any, module: str, class_of: Any
             "_auto_class": places.get(f"SeqPE{native.__name__}"),
         },
     )
+    for theirs, ours in ((native.__name__, made.__name__), (config.native_model_type, config.model_type)):
+        renaming = get_checkpoint_conversion_mapping(theirs)
+        if renaming is not None:  # checkpoints of the host have older names, which stay
+            renaming = [leave_positions_alone(one) for one in renaming]
+            register_checkpoint_conversion_mapping(ours, renaming, overwrite=True)
     if is_base:  # some heads ask AutoModel for their base model
         transformers.AutoModel.register(config, made, exist_ok=True)
     else:
         made.base_class = class_of(getattr(sys.modules[native.__module__], base_name))
     return made
+
+
+def leave_positions_alone(renaming: Any) -> Any:
+    """Makes a renaming of transformers pass over the weights of a position encoding, whose names it may match."""
+    native = type(renaming)
+
+    def rename_source_key(self: Any, key: str) -> Any:
+        return (key, None) if "position_encoding." in key else native.rename_source_key(self, key)
+
+    renaming.__class__ = type(native.__name__, (native,), {"__slots__": (), "rename_source_key": rename_source_key})
+    return renaming
 
 
 def __getattr__(name: str) -> Any:

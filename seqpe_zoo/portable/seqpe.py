@@ -312,6 +312,8 @@ class SeqPE(PositionEncoding):
         if self.integration == "input":
             nn.init.zeros_(self.encoder.out.weight)
             nn.init.zeros_(self.encoder.out.bias)
+            if self.prefix is not None:
+                nn.init.zeros_(self.prefix)
         elif not self.projection:
             raise ValueError("without W_PE (projection='none') SeqPE cannot start as a change of nothing")
         for layer in self.projection:

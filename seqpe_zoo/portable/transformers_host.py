@@ -554,14 +554,15 @@ class PositionHead(PositionModel):
     def add_positions(self) -> None:
         """Makes the base model one of `base_class`, which has its class among its bases."""
         native = next(base for base in self.base_class.__mro__[1:] if not issubclass(base, PositionModel))
-        host: Any = next((part for part in self.modules() if type(part) is native), None)  # type: ignore[attr-defined]
+        host: Any = next((part for part in self.modules() if isinstance(part, native)), None)  # type: ignore[attr-defined]
         if host is None:
             raise ValueError(
                 f"{type(self).__name__} does not run {native.__name__}, its base model; position encodings "
                 "cannot be added to it"
             )
-        host.__class__ = self.base_class
-        host.add_positions()
+        if type(host) is native:  # some heads have asked AutoModel for it, and got ours
+            host.__class__ = self.base_class
+            host.add_positions()
         self._host_name = next(name for name, part in self.named_modules() if part is host)  # type: ignore[attr-defined]
         self._announce(host.position_encoding)
 
