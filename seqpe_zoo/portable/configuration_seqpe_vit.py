@@ -21,6 +21,28 @@ def auto_map_of(config: Any) -> dict[str, str]:
     return AUTO_MAP
 
 
+TIMM_NAMES = {
+    "patch_size": "patch_size",
+    "num_channels": "in_chans",
+    "hidden_size": "embed_dim",
+    "num_hidden_layers": "depth",
+    "num_attention_heads": "num_heads",
+    "mlp_ratio": "mlp_ratio",
+    "qkv_bias": "qkv_bias",
+    "class_token": "class_token",
+    "num_register_tokens": "reg_tokens",
+    "global_pool": "global_pool",
+    "hidden_dropout_prob": "proj_drop_rate",
+    "attention_probs_dropout_prob": "attn_drop_rate",
+    "drop_path_rate": "drop_path_rate",
+    "patch_drop_rate": "patch_drop_rate",
+    "dynamic_image_size": "dynamic_img_size",
+    "dynamic_image_pad": "dynamic_img_pad",
+    "position_encoding": "pos_embed",
+    "position_encoding_args": "pos_embed_args",
+}
+"""Fields of the configuration, and the arguments of timm's `VisionTransformer` that they are."""
+
 REMOVED_OPTIONS = ("projection_init", "chunk_size", "objective_probability", "sequence_model", "distance")
 """Options of edition one that checkpoints may name and that do not change what their weights mean."""
 
@@ -29,24 +51,10 @@ REMOVED_OPTIONS = ("projection_init", "chunk_size", "objective_probability", "se
 class SeqPEViTConfig(PreTrainedConfig):
     """Configuration of `SeqPEViTModel` and `SeqPEViTForImageClassification`.
 
+    Most fields are arguments of timm's `VisionTransformer`, see `TIMM_NAMES`. The others are these.
+
     Args:
         image_size: height and width of training images, or one number for both.
-        patch_size: side of a patch.
-        num_channels: of the images.
-        hidden_size: width.
-        num_hidden_layers: layers.
-        num_attention_heads: attention heads.
-        mlp_ratio: width of the feed-forward layers, as a multiple of the model's.
-        qkv_bias: whether queries, keys and values have biases.
-        class_token: whether there is a class token.
-        num_register_tokens: further tokens without a place in the image.
-        global_pool: what the head sees: "token", "avg", "avgmax", "max", "map", "prr" or "".
-        hidden_dropout_prob: dropout after projections.
-        attention_probs_dropout_prob: dropout of attention probabilities.
-        drop_path_rate: stochastic depth of the last layer.
-        patch_drop_rate: share of patches left out in training.
-        dynamic_image_size: whether images of other sizes are taken.
-        dynamic_image_pad: whether they are padded to whole patches.
         initializer_range: standard deviation of initial weights.
         position_encoding: a name of `list_position_encodings(2, causal=False)`.
         position_encoding_args: options of that encoding, as `{"integration": "mul"}` for "seqpe".
@@ -108,28 +116,8 @@ class SeqPEViTConfig(PreTrainedConfig):
 
     def vit_arguments(self) -> dict[str, Any]:
         """Arguments of our timm model: `timm.create_model("vit_small_patch16_pe_224", **these)` is equal."""
-        return {
-            "img_size": self.image_height_width,
-            "patch_size": self.patch_size,
-            "in_chans": self.num_channels,
-            "embed_dim": self.hidden_size,
-            "depth": self.num_hidden_layers,
-            "num_heads": self.num_attention_heads,
-            "mlp_ratio": self.mlp_ratio,
-            "qkv_bias": self.qkv_bias,
-            "class_token": self.class_token,
-            "reg_tokens": self.num_register_tokens,
-            "global_pool": self.global_pool,
-            "proj_drop_rate": self.hidden_dropout_prob,
-            "attn_drop_rate": self.attention_probs_dropout_prob,
-            "drop_path_rate": self.drop_path_rate,
-            "patch_drop_rate": self.patch_drop_rate,
-            "dynamic_img_size": self.dynamic_image_size,
-            "dynamic_img_pad": self.dynamic_image_pad,
-            "pos_embed": self.position_encoding,
-            "pos_embed_args": self.position_encoding_args,
-            **(self.vit_args or {}),
-        }
+        renamed = {theirs: getattr(self, ours) for ours, theirs in TIMM_NAMES.items()}
+        return {"img_size": self.image_height_width, **renamed, **(self.vit_args or {})}
 
     @classmethod
     def tiny(cls, **changes: Any) -> "SeqPEViTConfig":
@@ -138,14 +126,9 @@ class SeqPEViTConfig(PreTrainedConfig):
         name = changes.setdefault("position_encoding", "seqpe")
         small = {"num_pivots": 4, "num_candidates": 8, "num_starts": 4, "num_transfer": 8}
         args = {**(small if name == "seqpe" else {}), **(given or {})}
-        sizes = {
-            "image_size": 16,
-            "patch_size": 4,
-            "hidden_size": 32,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-        }
-        return cls(**{**sizes, "position_encoding_args": args, **changes})
+        sizes = {"image_size": 16, "patch_size": 4, "hidden_size": 32}
+        heads = {"num_hidden_layers": 2, "num_attention_heads": 2}
+        return cls(**{**sizes, **heads, "position_encoding_args": args, **changes})
 
 
 __all__ = ["SeqPEViTConfig"]

@@ -19,6 +19,7 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_seqpe_vit import SeqPEViTConfig
+from .objectives import share_of_batch
 from .position_encoding import PositionEncoding
 from .vit import PositionBlock, PositionVisionTransformer
 
@@ -71,8 +72,8 @@ class SeqPEViTPreTrainedModel(PreTrainedModel):
         self.vit.set_grad_checkpointing(enable)
 
     def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
-        # In code that is not its own, transformers skips modules without parameters of their own, as an
-        # encoding made of parts. All initialisers below leave loaded weights alone, so none need be skipped.
+        # In custom code transformers skips modules without parameters of their own, as an encoding made of
+        # parts. All initialisers below leave loaded weights alone, so none need be skipped.
         super()._initialize_weights(module)
 
     @torch.no_grad()
@@ -133,13 +134,7 @@ class SeqPEViTModel(SeqPEViTPreTrainedModel):
     def forward(
         self, pixel_values: Tensor, start: tuple[int, int] | None = None, **kwargs: Any
     ) -> BaseModelOutputWithPooling:
-        """Encodes images.
-
-        Args:
-            pixel_values: (B, channels, height, width).
-            start: row and column of the first patch.
-            **kwargs: what to return, as in all models of transformers.
-        """
+        """Encodes images (B, channels, height, width); `start` is the row and column of the first patch."""
         hidden = self.vit.forward_features(pixel_values, start=start)
         pooled = self.vit.forward_head(hidden, pre_logits=True)
         return BaseModelOutputWithPooling(last_hidden_state=hidden, pooler_output=pooled)
@@ -164,14 +159,10 @@ class SeqPEViTForImageClassification(SeqPEViTPreTrainedModel):
         start: tuple[int, int] | None = None,
         **kwargs: Any,
     ) -> SeqPEViTImageClassifierOutput:
-        """Classifies images.
+        """Classifies images (B, channels, height, width); arguments as in transformers' models.
 
-        Args:
-            pixel_values: (B, channels, height, width).
-            labels: (B,), classes. In training the loss then has the encoding's position objectives added; in
-                evaluation it is the loss of the classes alone.
-            start: row and column of the first patch; by default the origin, in training at random.
-            **kwargs: for the loss (`num_items_in_batch`), and what to return.
+        In training with labels the loss has the encoding's position objectives added. `start` is the row and
+        column of the first patch; by default the origin, in training at random.
         """
         has_objectives = self.training and labels is not None and self.vit.position_encoding.has_objectives()
         self.vit.wants_objectives = has_objectives
@@ -181,25 +172,14 @@ class SeqPEViTForImageClassification(SeqPEViTPreTrainedModel):
             loss = self.loss_function(labels, logits, self.config, **kwargs)
             if has_objectives:
                 losses = self.vit.position_losses()
-                loss = loss + losses.weighted.to(loss.device) * _share_of_batch(labels, **kwargs)
+                share = share_of_batch(labels, kwargs.get("num_items_in_batch"))
+                loss = loss + losses.weighted.to(loss.device) * share
         return SeqPEViTImageClassifierOutput(
             loss=loss,
             logits=logits,
             position_distance_loss=None if losses is None else losses.distance.detach(),
             position_ood_loss=None if losses is None else losses.ood.detach(),
         )
-
-
-def _share_of_batch(
-    labels: Tensor,
-    num_items_in_batch: Tensor | int | None = None,
-    ignore_index: int = -100,
-    **kwargs: Any,
-) -> Tensor | float:
-    """Which part this step is of a batch accumulated over several steps, counted as the main loss counts."""
-    if num_items_in_batch is None:
-        return 1.0
-    return (labels != ignore_index).sum() / num_items_in_batch
 
 
 __all__ = ["SeqPEViTForImageClassification", "SeqPEViTModel", "SeqPEViTPreTrainedModel"]

@@ -6,6 +6,7 @@ intermediates, dynamic sizes, patch dropout, checkpointing, torch.fx and export 
 of timm are in `timm_hosts.py`, names for `timm.create_model` in `timm_models.py` of the package.
 """
 
+import itertools
 import operator
 import warnings
 from collections.abc import Sequence
@@ -35,6 +36,7 @@ from .positions import Positions
 
 register_notrace_module(PositionEncoding)
 
+NO_OUTPUTS: dict[int, Any] = {}
 MAX_SCORE_MATRIX = 64 * 2**20
 """Largest matrix of position scores, in elements, that is built; above it heads are widened."""
 
@@ -44,13 +46,7 @@ torch.fx.wrap("checked_start")
 
 
 def attend_with_scores(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    factors: tuple[Tensor, Tensor],
-    mask: Tensor | None,
-    is_causal: bool,
-    dropout_p: float,
+    q: Tensor, k: Tensor, v: Tensor, factors: Any, mask: Any, is_causal: bool, dropout_p: float
 ) -> Tensor:
     """Scaled dot-product attention whose scores are (q k^T + f_q f_k^T) / sqrt(D); returns (B, H, L, D)."""
     scale, width = q.shape[-1] ** -0.5, v.shape[-1]
@@ -76,25 +72,11 @@ class AttentionWithPositions(nn.Module):
     operation = AttentionOperation()
 
     def attend(
-        self,
-        x: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        inputs: Tensor,
-        attn_mask: Tensor | None,
-        is_causal: bool,
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, inputs: Tensor, mask: Tensor | None, is_causal: bool
     ) -> Tensor:
-        """Applies positions, attends, and projects.
+        """Gives queries and keys (B, H, L, D) their positions, attends, and projects.
 
-        Args:
-            x: input of the layer (B, L, C).
-            q: queries (B, H, L, D), normalised.
-            k: keys, likewise.
-            v: values.
-            inputs: position inputs of this layer, (L, T) or (B, L, T).
-            attn_mask: as in timm.
-            is_causal: as in timm.
+        `x` is the input of the layer, `inputs` its position inputs, (L, T) or (B, L, T).
         """
         # Without gradients positions are written where queries and keys lie, unless a hook has seen them.
         inplace = not (torch.is_grad_enabled() or is_traced() or has_hooks(self))
@@ -102,25 +84,25 @@ class AttentionWithPositions(nn.Module):
         k = self.operation.on_key(k, inputs, inplace)
         dropout_p = self.attn_drop.p if self.training else 0.0
         if not self.fused_attn:
-            y = self._attend_in_steps(q, k, v, inputs, attn_mask, is_causal)
+            y = self._attend_in_steps(q, k, v, inputs, mask, is_causal)
         elif self.operation.has_scores:
             factors = self.operation.score_factors(inputs, inputs)
-            y = attend_with_scores(q, k, v, factors, attn_mask, is_causal, dropout_p)
+            y = attend_with_scores(q, k, v, factors, mask, is_causal, dropout_p)
         else:
-            y = F.scaled_dot_product_attention(q, k, v, attn_mask, dropout_p, is_causal)
+            y = F.scaled_dot_product_attention(q, k, v, mask, dropout_p, is_causal)
         y = self.norm(y.transpose(1, 2).flatten(2))
         if self.gate is not None:
             y = y * self.gate(x).sigmoid()
         return self.proj_drop(self.proj(y))
 
     def _attend_in_steps(
-        self, q: Tensor, k: Tensor, v: Tensor, inputs: Tensor, attn_mask: Tensor | None, is_causal: bool
+        self, q: Tensor, k: Tensor, v: Tensor, inputs: Tensor, mask: Tensor | None, is_causal: bool
     ) -> Tensor:
         """Attention whose probabilities can be looked at, where timm's fused attention is off."""
         scores = (q * self.scale) @ k.transpose(-2, -1)
         if self.operation.has_scores:
             scores = scores + position_scores(self.operation.score_factors(inputs, inputs), self.scale)
-        scores = maybe_add_mask(scores, resolve_mask(q.shape[2], scores, attn_mask, is_causal))
+        scores = maybe_add_mask(scores, resolve_mask(q.shape[2], scores, mask, is_causal))
         return self.attn_drop(scores.softmax(dim=-1)) @ v
 
 
@@ -169,26 +151,19 @@ class PositionHost(nn.Module):
     """The class with positions of each class of blocks and attention layers that can have them."""
 
     def add_position_encoding(
-        self,
-        name: str,
-        options: dict[str, Any] | None = None,
-        keep_native: bool = False,
-        train_img_size: Any = None,
+        self, name: str, options: Any = None, keep_native: bool = False, train_img_size: Any = None
     ) -> None:
-        """Adds an encoding to a model of timm that has been built.
-
-        Args:
-            name: one of `list_position_encodings(2, causal=False)`.
-            options: of the encoding.
-            keep_native: keep the model's own positions too; SeqPE then starts by changing nothing.
-            train_img_size: image size of training, where it is not that of the model: encodings that
-                interpolate stretch the grid of this size.
+        """Adds an encoding to a model that has been built; arguments as of `PositionVisionTransformer`.
 
         Raises:
             ValueError: blocks or attention layers of the model take no position encoding.
         """
         layers = [layer for block in self.blocks for layer in (block, getattr(block, "attn", block))]
-        classes = [self._class_with_positions(layer) for layer in layers]
+        others = {type(layer).__name__ for layer in layers if type(layer) not in self.layer_classes}
+        if others:
+            known = ", ".join(kind.__name__ for kind in self.layer_classes)
+            names = " and ".join(sorted(others))
+            raise ValueError(f"layers of type {names} take no position encoding; those that do are {known}")
         weight, first = next(self.parameters()), self.blocks[0].attn
         with torch.device(weight.device):
             encoding = build_position_encoding(
@@ -206,8 +181,8 @@ class PositionHost(nn.Module):
         self.keep_native = keep_native
         self._initialize(encoding)
         self.position_encoding = encoding.to(weight.dtype).train(self.training)
-        for layer, with_positions in zip(layers, classes, strict=True):
-            layer.__class__ = with_positions
+        for layer in layers:
+            layer.__class__ = self.layer_classes[type(layer)]
         for block in self.blocks:
             block.attn.operation = encoding.make_operation()
         if keep_native:
@@ -224,14 +199,6 @@ class PositionHost(nn.Module):
         self.drops_patches = patch_drop_rate > 0
         if self.drops_patches:
             self.patch_drop = PatchDropoutWithIndices(patch_drop_rate, self.num_prefix_tokens)
-
-    def _class_with_positions(self, layer: nn.Module) -> type:
-        if type(layer) in self.layer_classes:
-            return self.layer_classes[type(layer)]
-        known = ", ".join(kind.__name__ for kind in self.layer_classes)
-        raise ValueError(
-            f"layers of type {type(layer).__name__} take no position encoding; those of timm that do: {known}"
-        )
 
     def train_shape(self, train_img_size: Any = None) -> tuple[int, int]:
         """Rows and columns of patches in an image of training."""
@@ -277,18 +244,14 @@ class PositionHost(nn.Module):
         return matcher
 
     def set_grid_start(self, start: Sequence[int]) -> None:
-        """Puts the first patch of all images at another row and column, until told otherwise.
-
-        Raises:
-            ValueError: not two whole numbers from 0 on.
-        """
+        """Puts the first patch of all images at another row and column, until told otherwise."""
         self.grid_start = checked_start(start)
 
     def position_losses(self) -> PositionLosses:
         """Returns the two position objectives for a training loop: add `.weighted` to the loss of the task.
 
-        From the first call on, a forward pass in training mode draws them with the positions of its images,
-        in one encoder call; a loop that never asks pays nothing. Encodings without objectives give zeros.
+        From the first call on, a forward pass in training mode draws them in its one encoder call; a loop
+        that never asks pays nothing. Encodings without objectives give zeros.
         """
         losses: PositionLosses | None
         losses, self._step_losses = self._step_losses, None
@@ -302,14 +265,9 @@ class PositionHost(nn.Module):
         return PositionLosses(zero, zero, zero)
 
     def training_step(self, x: Tensor, inputs: PositionInputs) -> tuple[Tensor, list[Tensor], Tensor | None]:
-        """What a forward pass in training mode does once images are embedded.
+        """Keeps the objectives for `position_losses`, or says once that they are left out; drops patches.
 
-        Keeps the objectives for `position_losses`, says once that a training loop leaves them out, and drops
-        patches together with their positions.
-
-        Returns:
-            The tokens and the position inputs of all layers that are left, and which patches (B, K) they are;
-            None for all.
+        Returns tokens and position inputs that are left, and which patches (B, K) they are, None for all.
         """
         asked, self.wants_objectives = self.wants_objectives, False
         self._step_losses = inputs.losses if asked else None
@@ -337,7 +295,7 @@ class PositionVisionTransformer(PositionHost, VisionTransformer):
     Args:
         pos_embed: name of the encoding, one of `list_position_encodings(2, causal=False)`.
         pos_embed_args: its options.
-        keep_native: keep timm's table of positions too.
+        keep_native: keep timm's own positions too; SeqPE, added to them, starts by changing nothing.
         train_img_size: image size of training, where it is not `img_size`: encodings that interpolate
             stretch the grid of this size.
         **kwargs: as of timm's `VisionTransformer`.
@@ -375,19 +333,10 @@ class PositionVisionTransformer(PositionHost, VisionTransformer):
         attn_mask: Tensor | None = None,
         is_causal: bool = False,
         start: Any = None,
-        outputs: list[Tensor] | None = None,
+        outputs: dict[int, Any] = NO_OUTPUTS,
         num_blocks: int | None = None,
     ) -> Tensor:
-        """As in timm.
-
-        Args:
-            x: images.
-            attn_mask: as in timm.
-            is_causal: as in timm.
-            start: as in `forward`.
-            outputs: a list that gets the output of each block.
-            num_blocks: how many blocks run, by default all.
-        """
+        """As in timm; `start` as in `forward`. Outputs of blocks that are keys of `outputs` are put there."""
         x = self.patch_embed(x)
         size = (x.shape[1], x.shape[2]) if self.dynamic_img_size else self.patch_embed.grid_size
         origin = self.grid_start if start is None else checked_start(start, self.grid_start)
@@ -401,23 +350,16 @@ class PositionVisionTransformer(PositionHost, VisionTransformer):
             x, layers, _ = self.training_step(x, inputs)
         x = self.norm_pre(x)
         run = checkpoint if self.grad_checkpointing else call
-        for index, block in enumerate(self.blocks[:num_blocks]):
+        for index, block in enumerate(itertools.islice(self.blocks, num_blocks)):
             x = run(block, x, layers[index], attn_mask, is_causal)
-            if outputs is not None:
-                outputs.append(x)
+            if index in outputs:
+                outputs[index] = x
         return self.norm(x)
 
     def forward(
         self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False, start: Any = None
     ) -> Tensor:
-        """Classifies images (B, channels, height, width).
-
-        Args:
-            x: the images.
-            attn_mask: as in timm.
-            is_causal: as in timm.
-            start: row and column of the first patch, by default that of `set_grid_start`, at first (0, 0).
-        """
+        """As in timm; `start` is the row and column of the first patch, by default as set before."""
         return self.forward_head(self.forward_features(x, attn_mask, is_causal, start))
 
     def forward_intermediates(
@@ -438,11 +380,10 @@ class PositionVisionTransformer(PositionHost, VisionTransformer):
         if output_fmt not in ("NCHW", "NLC"):
             raise ValueError(f"output_fmt={output_fmt!r} must be NCHW or NLC")
         wanted, last = feature_take_indices(len(self.blocks), indices)
-        outputs: list[Tensor] = []
-        features = self.forward_features(
-            x, attn_mask, is_causal, start, outputs, last + 1 if stop_early else None
-        )
-        taken = [self.norm(outputs[i]) if norm else outputs[i] for i in sorted(wanted)]
+        outputs: dict[int, Any] = dict.fromkeys(sorted(wanted))
+        num_blocks = last + 1 if stop_early else None
+        features = self.forward_features(x, attn_mask, is_causal, start, outputs, num_blocks)
+        taken = [self.norm(y) if norm else y for y in outputs.values()]
         num_prefix = self.num_prefix_tokens
         prefix = [y[:, :num_prefix] for y in taken] if num_prefix and return_prefix_tokens else None
         spatial = [y[:, num_prefix:] for y in taken]

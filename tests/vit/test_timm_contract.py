@@ -289,7 +289,7 @@ def test_masks_and_both_kinds_of_attention(name: str, options: dict[str, Any], f
 @pytest.mark.parametrize("block", ["ResPostBlock", "ParallelThingsBlock", "ParallelScalingBlock"])
 def test_blocks_that_take_no_positions_are_refused(block: str) -> None:
     block_fn = getattr(timm.models.vision_transformer, block)
-    with pytest.raises(ValueError, match=f"{block} take no position encoding; those of timm that do: Block"):
+    with pytest.raises(ValueError, match=f"{block} take no position encoding; those that do are Block"):
         PositionVisionTransformer(block_fn=block_fn, **SIZES)
 
 
