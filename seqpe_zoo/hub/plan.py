@@ -38,7 +38,9 @@ def require_ref(name: str | None, kind: str) -> None:
     """Refuse a branch or tag that git would refuse, before anything is sent."""
     if name is None:
         return
-    odd = re.search(r"[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{|//|/\.|\.lock(/|$)|^[/.-]|[/.]$|^@$|^$", name)
+    odd = not isinstance(name, str) or re.search(
+        r"[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{|//|/\.|\.lock(/|$)|^[/.-]|[/.]$|^@$|^$", name
+    )
     if odd or not name.isascii():
         raise UsageError(f"{name!r} cannot be the name of a {kind}", "give one such as v1.0")
 
