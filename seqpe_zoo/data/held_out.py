@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 from .errors import DataError
+from .names import read_json
 from .text_blocks import SPLITS, find_text_files
 
 FEWEST_TEXTS = 3
@@ -52,11 +53,10 @@ def split_questions(source: Path, target: Path) -> dict[str, Path]:
     """
     if not source.is_file():
         raise DataError(f"{source} does not exist; give a SQuAD-format JSON file")
-    try:
-        content = json.loads(source.read_text(encoding="utf-8"))
-        articles = list(content["data"])
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
-        raise DataError(f"{source} is not SQuAD-format JSON with a list `data`: {error}") from error
+    content = read_json(source)
+    articles = content.get("data")
+    if not isinstance(articles, list):
+        raise DataError(f"{source} is not SQuAD-format JSON with a list `data`")
     if len(articles) < 10:
         raise DataError(f"{source} has {len(articles)} articles; at least 10 are needed to split by article")
     target.mkdir(parents=True, exist_ok=True)

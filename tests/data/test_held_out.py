@@ -50,7 +50,7 @@ def test_articles_are_in_one_split_each(tmp_path: Path) -> None:
 def test_file_that_cannot_be_split_is_refused(tmp_path: Path, content: str) -> None:
     source = tmp_path / "squad.json"
     source.write_text(content)
-    with pytest.raises(DataError, match=r"SQuAD-format|articles"):
+    with pytest.raises(DataError, match=r"SQuAD-format|articles|JSON"):
         split_questions(source, tmp_path / "split")
 
 
