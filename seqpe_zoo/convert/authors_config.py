@@ -103,27 +103,32 @@ def vit_from_authors(config: Mapping[str, Any], model: Mapping[str, Tensor]) -> 
     image_size = int(_need(config, "DATA", "IMG_SIZE"))
     width = int(_need(config, "MODEL", "EMBED_DIM"))
     depth, heads = (int(_need(config, "MODEL", key)) for key in ("DEPTH", "NUM_HEADS"))
-    size, args = named_size(int(_need(config, "TRAIN", "PATCH_SIZE")), width, depth, heads)
+    size, args = named_size(int(_need(config, "TRAIN", "PATCH_SIZE")), width, depth, heads, model)
     architecture = f"vit_{size}_patch16_{'seqpe' if name == 'seqpe' else 'pe'}_224"
     if image_size != 224:
         args["img_size"] = image_size
-    hidden = model.get("blocks.0.mlp.fc1.weight")
-    if hidden is not None and hidden.shape[0] != 4 * width:
-        args["mlp_ratio"] = hidden.shape[0] / width
-    patches = model.get("patch_embed.proj.weight")
-    if patches is not None and patches.ndim == 4 and patches.shape[1] != 3:
-        args["in_chans"] = patches.shape[1]
     args |= {"dynamic_img_size": True, "pos_embed": name, "pos_embed_args": options}
     args["num_classes"] = int(_need(config, "MODEL", "NUM_CLASSES"))
     return architecture, args
 
 
-def named_size(patch: int, width: int, depth: int, heads: int) -> tuple[str, dict[str, Any]]:
+def named_size(
+    patch: int, width: int, depth: int, heads: int, state: Mapping[str, Tensor]
+) -> tuple[str, dict[str, Any]]:
     """Returns which of our timm names a ViT comes nearest to, and the arguments in which it differs."""
-    given = {"patch_size": patch, "embed_dim": width, "depth": depth, "num_heads": heads}
+    hidden, patches = state.get("blocks.0.mlp.fc1.weight"), state.get("patch_embed.proj.weight")
+    given = {
+        "patch_size": patch,
+        "embed_dim": width,
+        "depth": depth,
+        "num_heads": heads,
+        "mlp_ratio": 4.0 if hidden is None else hidden.shape[0] / width,
+        "in_chans": 3 if patches is None or patches.ndim != 4 else patches.shape[1],
+    }
     widths = {"tiny": 192, "small": 384, "base": 768}
     name = next((name for name, known in widths.items() if known == width), "small")
     usual = {"patch_size": 16, "embed_dim": widths[name], "depth": 12, "num_heads": widths[name] // 64}
+    usual |= {"mlp_ratio": 4.0, "in_chans": 3}
     return name, {key: value for key, value in given.items() if value != usual[key]}
 
 

@@ -144,16 +144,10 @@ def _build(state: dict[str, Tensor], settings: dict[str, Any], base: float, sour
         options["base"] = base
     patches = state["patch_embed.proj.weight"]
     layers = [int(match[1]) for name in state if (match := re.match(r"blocks\.(\d+)\.", name))]
-    size, args = named_size(
-        patches.shape[-1], patches.shape[0], max(layers, default=0) + 1, settings["num_heads"]
-    )
+    depth, heads = max(layers, default=0) + 1, settings["num_heads"]
+    size, args = named_size(patches.shape[-1], patches.shape[0], depth, heads, state)
     if settings["img_size"] != (224, 224):
         args["img_size"] = settings["img_size"]
-    hidden = state.get("blocks.0.mlp.fc1.weight")
-    if hidden is not None and hidden.shape[0] != 4 * patches.shape[0]:
-        args["mlp_ratio"] = hidden.shape[0] / patches.shape[0]
-    if patches.shape[1] != 3:
-        args["in_chans"] = patches.shape[1]
     if "blocks.0.gamma_1" in state:
         args["init_values"] = 1e-5  # there is layer scale; the values are in the checkpoint
     for key, usual in (("global_pool", "token"), ("class_token", True), ("reg_tokens", 0)):

@@ -16,10 +16,8 @@ from torch.utils.data import Dataset
 
 from .errors import DataError
 from .image_streams import SeededStream
+from .names import IMAGE_READERS
 from .seeding import seeded_randomness
-
-READERS = ("hfds", "hfids", "wds", "tfds")
-"""Spelled with a name or a folder, as `hfds/ILSVRC/imagenet-1k` or `wds/shards`; others are local files."""
 
 
 def open_image_split(
@@ -53,7 +51,7 @@ def open_image_split(
     from timm.data import create_dataset
 
     reader, _, name = source.partition("/")
-    if name and reader in READERS and not Path(source).exists():
+    if name and reader in IMAGE_READERS and not Path(source).exists():
         streaming = {"is_training": is_training, "batch_size": batch_size, "num_samples": num_samples}
         return _open_named(reader, name, split, root, seed, streaming)
     path = _split_path(Path(source), split)

@@ -98,11 +98,24 @@ def read_config(name: str) -> dict[str, Any]:
         path = _download_config(place)
     elif not path.is_file():
         raise DataError(f"{place} has no config.json: give the folder that a run or save_pretrained wrote")
+    return read_json(path)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Reads a JSON object.
+
+    Raises:
+        DataError: the file cannot be read, or holds something else.
+    """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise DataError(f"config.json of {name} is not JSON: {error}") from error
-    return content if isinstance(content, dict) else {}
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
+    except ValueError as error:  # of json, and of other encodings than UTF-8
+        raise DataError(f"{path} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{path} holds no JSON object, but a {type(content).__name__}")
+    return content
 
 
 def _download_config(repo_id: str) -> Path:

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from .errors import DataError
+from .names import read_json
 
 INSTRUCTION = (
     "Answer the question based on the given documents. "
@@ -71,10 +72,7 @@ def load_questions(path: Path) -> QuestionSet:
     """
     if not path.is_file():
         raise DataError(f"{path} does not exist; give a SQuAD-format JSON file, as train-v1.1.json")
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} is not JSON: {error}") from error
+    content = read_json(path)
     try:
         articles = [[(p["context"], p["qas"]) for p in article["paragraphs"]] for article in content["data"]]
         paragraphs = sorted({context for article in articles for context, _ in article})

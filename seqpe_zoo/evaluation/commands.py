@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..data.errors import DataError
-from ..data.names import IMAGES, check_data_name, check_head, parse_model_name, task_of
+from ..data.names import IMAGES, check_data_name, check_head, parse_model_name, read_json, task_of
 
 DEFAULT_QUESTION_LENGTHS = [1024, 2048, 4096, 8192]
 
@@ -327,12 +327,7 @@ def _plot(arguments: argparse.Namespace) -> int:
 def _read_results(given: Path) -> tuple[str, dict[str, Any]]:
     """Reads a `results.json`, or that of a folder; returns the name of its folder, too."""
     path = given / "results.json" if given.is_dir() else given
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if not content["by_model"] or not content["results"]:
-            raise KeyError("results")
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} is not a results.json of seqpe-zoo") from error
+    content = read_json(path)
+    if not content.get("by_model") or not content.get("results"):
+        raise DataError(f"{path} is not a results.json of seqpe-zoo")
     return path.parent.name, content

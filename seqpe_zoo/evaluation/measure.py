@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from ..data.errors import DataError
@@ -47,18 +48,9 @@ def measure_text(
     has_gpt2_tokens = model.tokenizer is not None and len(model.tokenizer) == GPT2_VOCABULARY
     is_papers = (source, split, max_tokens) == (WIKITEXT, "test", None) and has_gpt2_tokens
     paper = "language_modelling" if is_papers else None
-    return [
-        Measurement(
-            label,
-            "text-generation",
-            dataset,
-            "perplexity",
-            {"length": r.length},
-            r.perplexity,
-            paper_table=paper,
-        )
-        for r in evaluate_perplexity(model.model, stream, lengths, tokens_at_once)
-    ]
+    results = evaluate_perplexity(model.model, stream, lengths, tokens_at_once)
+    measured = partial(Measurement, label, "text-generation", dataset, "perplexity", paper_table=paper)
+    return [measured({"length": r.length}, r.perplexity) for r in results]
 
 
 def measure_images(
@@ -98,19 +90,13 @@ def measure_images(
         named = source.endswith(IMAGENET_NAMES) or names == ImageNetInfo("imagenet-1k").label_names()
         is_imagenet = named and split in ("val", "validation")
     measured = []
+    result = partial(Measurement, label, "image-classification", dataset)
     for r in results:
-        metrics = {"accuracy": r.top1}
-        if (number_of_classes(model) or math.inf) > 5:  # of five classes the first five are always right
-            metrics["top5_accuracy"] = r.top5
         paper = "image_classification" if is_imagenet and r.images == IMAGENET_IMAGES else None
-        for metric, value in metrics.items():
-            setting = {"resolution": r.resolution}
-            quoted = paper if metric == "accuracy" else None
-            measured.append(
-                Measurement(
-                    label, "image-classification", dataset, metric, setting, value, paper_table=quoted
-                )
-            )
+        setting = {"resolution": r.resolution}
+        measured.append(result("accuracy", setting, r.top1, paper_table=paper))
+        if (number_of_classes(model) or math.inf) > 5:  # of five classes the first five are always right
+            measured.append(result("top5_accuracy", setting, r.top5))
     return measured
 
 
@@ -153,6 +139,7 @@ def measure_questions(
     name = Path(source).name
     dataset = {"name": name, "id": name, "split": "validation"}
     is_release = Path(source).is_dir() and name == RELEASED_QUESTIONS
+    result = partial(Measurement, label, "question-answering", dataset)
     measured = []
     for length in lengths:
         rows = open_questions(source, length, model, count, seed)
@@ -162,8 +149,6 @@ def measure_questions(
             values += [("exact_match", r.exact_match), ("containment_match", r.containment_match)]
         whole = is_release and r.questions == RELEASED_COUNT
         for metric, value in values:
-            setting, paper = {"length": length}, QUESTION_TABLES.get(metric) if whole else None
-            measured.append(
-                Measurement(label, "question-answering", dataset, metric, setting, value, paper_table=paper)
-            )
+            paper = QUESTION_TABLES.get(metric) if whole else None
+            measured.append(result(metric, {"length": length}, value, paper_table=paper))
     return measured

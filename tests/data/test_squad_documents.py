@@ -113,7 +113,7 @@ def test_rows_survive_a_file(squad_file: Path, tmp_path: Path) -> None:
     ("content", "message"),
     [
         ("{not json", "is not JSON"),
-        ("[]", "SQuAD's structure"),
+        ("[]", "no JSON object"),
         ('{"data": [{"title": "x"}]}', "missing or wrong 'paragraphs'"),
         ('{"data": []}', "no question with an answer"),
     ],
