@@ -43,7 +43,9 @@ class Texts(torch.utils.data.Dataset):
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         labels = self.tokens[index].clone()
-        labels[: 1 + index % 7] = -100  # nothing predicts the first token; older Trainers count it all the same
+        labels[
+            : 1 + index % 7
+        ] = -100  # nothing predicts the first token; older Trainers count it all the same
         return {"input_ids": self.tokens[index], "labels": labels}
 
 
