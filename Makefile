@@ -45,7 +45,7 @@ test-fast: $(DEV_INSTALLED)
 
 # What depends on the versions of these libraries: encodings and models.
 MODEL_TESTS := tests/portable tests/hosts tests/gpt2 tests/vit
-TEST_TOOLS := 'pytest>=9.0,<10' 'pytest-timeout>=2.4' 'hypothesis>=6.150' 'pyyaml>=6.0'
+TEST_TOOLS := 'pytest>=9.0,<10' 'pytest-timeout>=2.4' 'hypothesis>=6.150' 'peft>=0.21,<1'
 
 test-oldest: $(OLDEST_INSTALLED)
 	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest -m "not slow" $(MODEL_TESTS)

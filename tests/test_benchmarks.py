@@ -10,12 +10,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import timing
 from benchmarks.compare import compare_results
 from benchmarks.report import describe_run, read_results, render_page
 from benchmarks.run import PAGE, RESULTS, SECTION_NAMES
+from benchmarks.scaling import GPT2, VIT, Host, count_prefixes, encoder_operations
 from benchmarks.timing import Ratio, compare
+from seqpe_zoo import SeqPE, grid_positions
 
 
 class Clock:
@@ -120,6 +124,28 @@ def test_two_runs_are_compared_where_both_measured() -> None:
 
 def test_the_page_is_that_of_the_stored_results() -> None:
     assert PAGE.read_text(encoding="utf-8") == render_page(read_results(RESULTS))
+
+
+@pytest.mark.parametrize(
+    ("host", "options"),
+    [(GPT2, {"dim": 768, "num_digits": 5}), (VIT, {"dim": 384, "num_dims": 2, "num_digits": 2})],
+    ids=["text", "images"],
+)
+@torch.no_grad()
+def test_the_operations_of_the_encoder_are_what_torch_counts(host: Host, options: dict[str, int]) -> None:
+    encoder = SeqPE(**options).eval().encoder
+    positions = grid_positions(host.sides)
+    for encode, shared in ((encoder, True), (encoder.encode_each, False)):
+        with FlopCounterMode(display=False) as counter:
+            encode(positions)
+        assert encoder_operations(host, shared) == pytest.approx(counter.get_total_flops(), rel=0.002)
+
+
+def test_prefixes_of_a_grid_are_counted() -> None:
+    written = {
+        f"{row:02}{column:02}"[:length] for row in range(14) for column in range(3) for length in range(1, 5)
+    }
+    assert count_prefixes((14, 3), digits=2) == len(written)
 
 
 @pytest.mark.slow

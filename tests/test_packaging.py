@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from seqpe_zoo import zoo_path
@@ -31,8 +32,8 @@ def declared_requirements() -> list[Requirement]:
     return [requirement for line in lines if (requirement := Requirement(line)).name != PROJECT["name"]]
 
 
-def pinned_versions() -> dict[str, str]:
-    lines = (REPOSITORY / "constraints.txt").read_text().splitlines()
+def pinned_versions(file: str = "constraints.txt") -> dict[str, str]:
+    lines = (REPOSITORY / file).read_text().splitlines()
     pins = [Requirement(line) for line in lines if line and not line.startswith("#")]
     return {canonicalize_name(pin.name): str(pin.specifier).removeprefix("==") for pin in pins}
 
@@ -40,6 +41,15 @@ def pinned_versions() -> dict[str, str]:
 @pytest.mark.parametrize("requirement", declared_requirements(), ids=lambda requirement: requirement.name)
 def test_every_dependency_is_pinned_to_a_version_of_its_range(requirement: Requirement) -> None:
     assert requirement.specifier.contains(pinned_versions()[canonicalize_name(requirement.name)])
+
+
+def test_the_oldest_versions_are_the_lower_bounds() -> None:
+    oldest = pinned_versions("constraints-oldest.txt")
+    runtime = [Requirement(line) for line in PROJECT["dependencies"]]
+    assert set(oldest) == {canonicalize_name(requirement.name) for requirement in runtime}
+    for requirement in runtime:
+        (lowest,) = (part.version for part in requirement.specifier if part.operator == ">=")
+        assert SpecifierSet(f"=={lowest}.*").contains(oldest[canonicalize_name(requirement.name)])
 
 
 def test_pre_commit_formats_with_the_tested_ruff() -> None:
@@ -54,11 +64,13 @@ def test_citation_names_the_current_version() -> None:
     assert citation["license"] == PROJECT["license"]
 
 
-def test_make_and_ci_know_the_same_targets() -> None:
+def test_make_knows_the_targets_of_ci() -> None:
     makefile = (REPOSITORY / "Makefile").read_text()
-    asked = re.findall(r"^make (.+)$", (REPOSITORY / ".ci" / "run").read_text(), re.MULTILINE)
-    assert asked
-    assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in asked[0].split())
+    asked = re.findall(r"^make (.+)$", (REPOSITORY / ".ci" / "run").read_text(), re.MULTILINE)[0].split()
+    workflow = yaml.safe_load((REPOSITORY / ".github" / "workflows" / "tests.yml").read_text())
+    asked += [job["target"] for job in workflow["jobs"]["make"]["strategy"]["matrix"]["include"]]
+    assert {"lint", "test", "test-oldest", "test-newest", "docs"} <= set(asked)
+    assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in asked)
 
 
 @pytest.fixture(scope="module")

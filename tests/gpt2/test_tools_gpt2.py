@@ -43,7 +43,9 @@ class Texts(torch.utils.data.Dataset):
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         labels = self.tokens[index].clone()
-        labels[: 1 + index % 7] = -100  # nothing predicts the first token; older Trainers count it all the same
+        labels[
+            : 1 + index % 7
+        ] = -100  # nothing predicts the first token; older Trainers count it all the same
         return {"input_ids": self.tokens[index], "labels": labels}
 
 
@@ -298,11 +300,10 @@ def test_onnx_runs_with_equal_logits_and_a_baked_table(case: str, tmp_path) -> N
 @pytest.mark.parametrize("case", ["rope", "alibi", "seqpe_bias_shared", "seqpe_mul_shared"])
 @torch.no_grad()
 def test_torchao_int8_stays_close(case: str) -> None:
-    from torchao.quantization import Int8WeightOnlyConfig, quantize_
-
+    quantization = pytest.importorskip("torchao.quantization")
     model, tokens = tiny_model(case), random_tokens(2, 12)
     expected = model(tokens).logits.softmax(-1)
-    quantize_(model, Int8WeightOnlyConfig())
+    quantization.quantize_(model, quantization.Int8WeightOnlyConfig())
     assert (model(tokens).logits.softmax(-1) - expected).abs().max() < 0.05
     assert model.generate(tokens, max_new_tokens=3, do_sample=False).shape == (2, 15)
 
