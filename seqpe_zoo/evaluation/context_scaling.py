@@ -2,8 +2,8 @@
 
 Rotary encodings are rescaled as their users do before they train longer: "linear" divides all positions by
 the factor (position interpolation, Chen et al. 2023), "ntk" slows low frequencies only, as if the base were
-larger (the dynamic NTK scaling of transformers). "stretch" makes SeqPE interpolate the vectors of its training
-context. Nothing is trained.
+larger (the dynamic NTK scaling of transformers). "stretch" makes SeqPE interpolate the vectors of its
+training context. Nothing is trained.
 """
 
 from __future__ import annotations
