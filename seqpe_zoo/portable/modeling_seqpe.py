@@ -123,7 +123,9 @@ def leave_positions_alone(renaming: Any) -> Any:
     def rename_source_key(self: Any, key: str) -> Any:
         return (key, None) if "position_encoding." in key else native.rename_source_key(self, key)
 
-    renaming.__class__ = type(native.__name__, (native,), {"__slots__": (), "rename_source_key": rename_source_key})
+    renaming.__class__ = type(
+        native.__name__, (native,), {"__slots__": (), "rename_source_key": rename_source_key}
+    )
     return renaming
 
 

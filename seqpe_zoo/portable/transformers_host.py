@@ -418,20 +418,20 @@ class PositionHost(PositionModel):
     def add_positions(self) -> None:
         """Builds the encoding and puts it into every attention layer; the model's own positions end."""
         config: Any = self.config  # type: ignore[attr-defined]
-        layers = attention_layers(self)  # type: ignore[arg-type]
         if getattr(config, "add_cross_attention", False):
             raise ValueError(
                 "add_cross_attention=True: cross-attention, whose keys are another text, cannot have the encoding"
             )
-        if not config.keep_native:
-            self.remove_native_positions()
-            refuse_native_positions(self, layers)  # type: ignore[arg-type]
-        _CAN_RECORD_REGISTRY[str(type(self))] = self._can_record_outputs  # type: ignore[attr-defined]
-        self.position_encoding = build_position_encoding(
+        layers = attention_layers(self)  # type: ignore[arg-type]
+        encoding = build_position_encoding(
             config.position_encoding, **self.host_spec(layers), **(config.position_encoding_args or {})
         )
-        self.position_encoding.initialize(getattr(config, "initializer_range", 0.02))
-        self.position_operation = self.position_encoding.make_operation()
+        if not config.keep_native:
+            refuse_native_positions(self, layers)  # type: ignore[arg-type]
+            self.remove_native_positions()
+        encoding.initialize(getattr(config, "initializer_range", 0.02))
+        self.position_encoding, self.position_operation = encoding, encoding.make_operation()
+        _CAN_RECORD_REGISTRY[str(type(self))] = self._can_record_outputs  # type: ignore[attr-defined]
         for number, layer in enumerate(layers):
             layer.config = AttentionConfig(layer.config)
             layer.position_layer = number
@@ -529,15 +529,12 @@ class PositionHost(PositionModel):
         return spec_of_attention(self, layers) | {"num_dims": 1, "train_shape": (length,)}
 
     def remove_native_positions(self) -> None:
-        """Silences rotations, tables and biases of positions; what else a model has is refused."""
+        """Silences rotations, tables and biases of positions."""
         for parent in list(self.modules()):  # type: ignore[attr-defined]
             for name, child in list(parent.named_children()):
-                if (
-                    "RotaryEmbedding" in type(child).__name__
-                    or "RopePositionEmbedding" in type(child).__name__
-                ):
+                if is_rotation(child):
                     child.register_forward_hook(no_rotation)
-                elif name in TABLE_NAMES and isinstance(child, nn.Embedding):
+                elif is_table(name, child):
                     setattr(parent, name, NoTable())
                 elif name in BIAS_NAMES:
                     setattr(parent, name, None)
@@ -612,19 +609,35 @@ BIAS_NAMES = ("relative_position_bias", "shared_position_bias", "rel_pos_bias")
 POSITION_NAME = re.compile(r"(^|_)(pos|positions?|positional|rope|rotary|relative|rel|alibi)(_|$)")
 
 
+def is_rotation(part: nn.Module) -> bool:
+    """Whether a module is a rotary embedding, which gives cosines and sines to attention layers."""
+    return "RotaryEmbedding" in type(part).__name__ or "RopePositionEmbedding" in type(part).__name__
+
+
+def is_table(name: str, part: nn.Module) -> bool:
+    """Whether a module is a learned table of positions, which is added to embedded tokens."""
+    return name in TABLE_NAMES and isinstance(part, nn.Embedding)
+
+
 def refuse_native_positions(model: nn.Module, layers: list[Any]) -> None:
-    """Raises ValueError for a model whose own positions are where `remove_native_positions` does not look.
+    """Raises ValueError for a model with positions of its own that `remove_native_positions` would leave there.
 
     They are told by names: of tensors, of modules without parts, and of a bias that attention layers hand on.
     """
-    found, silenced = [], ["-"]
+    found, removed = [], ["-"]
     for path, part in model.named_modules():
-        if no_rotation in part._forward_hooks.values() or "interpolate_pos_encoding" in vars(part):
-            silenced.append(path)
-        if isinstance(part, NoTable) or path.startswith(tuple(silenced)):
+        name = path.rpartition(".")[2]
+        if (
+            is_rotation(part)
+            or is_table(name, part)
+            or name in BIAS_NAMES
+            or hasattr(part, "interpolate_pos_encoding")
+        ):
+            removed.append(path)
+        if path.startswith(tuple(removed)):
             continue
         tensors = {**vars(part), **part._parameters, **part._buffers}
-        names = [f"{path}.{name}" for name, value in tensors.items() if isinstance(value, Tensor)]
+        names = [f"{path}.{key}" for key, value in tensors.items() if isinstance(value, Tensor)]
         names += [] if list(part.children()) else [path]
         found += [name for name in names if POSITION_NAME.search(name.rpartition(".")[2])]
     found = [name for name in found if not name.endswith("position_ids")]

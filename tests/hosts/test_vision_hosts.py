@@ -7,7 +7,15 @@ import torch
 import transformers
 
 import seqpe_zoo
-from tests.hosts.cases import ENCODINGS, enlarge_weights, hosts, largest_difference, native_model, tiny_config, tiny_model
+from tests.hosts.cases import (
+    ENCODINGS,
+    enlarge_weights,
+    hosts,
+    largest_difference,
+    native_model,
+    tiny_config,
+    tiny_model,
+)
 
 HOSTS = hosts("vision encoder")
 FOR_IMAGES = {
