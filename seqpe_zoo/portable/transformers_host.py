@@ -2,9 +2,9 @@
 
 A model keeps its layers. Its attention layers look up an attention function by name; here they find one that
 applies the encoding and then calls the function that the user chose (eager, sdpa, flex or flash attention).
-What it needs travels down as a keyword argument of `forward`. `PositionHost` is put before the class of a base
-model (as `GPT2Model`), `PositionHead` before that of a model with a head. Nothing here knows an encoding by
-name. What cannot work is refused when the model is built, with the reason.
+What it needs travels down as a keyword argument of `forward`. `PositionHost` is put before the class of a
+base model (as `GPT2Model`), `PositionHead` before that of a model with a head. Nothing here knows an encoding
+by name. What cannot work is refused when the model is built, with the reason.
 """
 
 import functools
@@ -38,7 +38,7 @@ from .positions import Positions, positions_from_mask
 logger = logging.get_logger(__name__)
 
 PREFIX = "positions|"
-"""Attention functions with positions are registered under the name of transformers' own with this before it."""
+"""Attention functions with positions have the name of transformers' own with this before it."""
 
 MAX_SCORE_MASK = 12 * 2048 * 2048
 """Largest matrix of position scores, in elements, that goes into the mask; above it heads are widened."""
@@ -156,8 +156,8 @@ def mask_with_scores(scores: Tensor, mask: Tensor | None, dtype: torch.dtype) ->
     elif mask is not None:
         scores = scores + mask
     if torch.finfo(dtype).eps > torch.finfo(scores.dtype).eps:
-        # ALiBi's scores grow with the position of the key. Far into a text half precision rounds neighbours to
-        # one number; relative to the largest of its row, which attention does not notice, they stay apart.
+        # ALiBi's scores grow with the position of the key. Far into a text half precision rounds neighbours
+        # to one number; relative to the largest of its row, which attention does not notice, they stay apart.
         largest = scores.amax(dim=-1, keepdim=True)
         scores = scores - largest.masked_fill(largest < torch.finfo(scores.dtype).min / 2, 0.0)
     return scores.clamp(min=torch.finfo(dtype).min).to(dtype)  # minus infinity would make padding NaN
@@ -178,7 +178,7 @@ def check_wider_heads(implementation: str, width: int) -> None:
 
 
 class AttentionConfig:
-    """A model's config as its attention layers see it: their attention function is ours, all else is the same."""
+    """A model's config as its attention layers see it: their attention function is ours, else the same."""
 
     def __init__(self, config: Any) -> None:
         self._config = config
@@ -344,7 +344,7 @@ def fit_rows(inputs: Tensor, start: int, count: int) -> Tensor:
 class PositionModel:
     """What models with and without a head share: signatures, initialisation and what they refuse."""
 
-    argument_names: list[str] = []
+    argument_names: tuple[str, ...] = ()
     position_host: Any
     """The base model, which holds the position encoding; the model itself where it has no head."""
 
@@ -353,7 +353,7 @@ class PositionModel:
         if not issubclass(cls, nn.Module) or "forward" in vars(cls):
             return
         native = next(base.forward for base in cls.__mro__ if not issubclass(base, PositionModel))
-        cls.argument_names = list(inspect.signature(native).parameters)[1:]
+        cls.argument_names = tuple(inspect.signature(native).parameters)[1:]
         forward = cls.forward
 
         # Shows the arguments of the model's own forward, which generation and the Trainer ask for.
@@ -380,8 +380,8 @@ class PositionModel:
         trains = any(p.requires_grad for p in self.position_host.position_encoding.parameters())
         if enable and trains and getattr(function, "keywords", {}).get("use_reentrant"):
             raise ValueError(
-                "reentrant gradient checkpointing cannot train a position encoding that all layers share; use "
-                "gradient_checkpointing_kwargs={'use_reentrant': False}, the default of transformers"
+                "reentrant gradient checkpointing cannot train a position encoding that all layers share; "
+                "use gradient_checkpointing_kwargs={'use_reentrant': False}, the default of transformers"
             )
         super()._set_gradient_checkpointing(enable, *args, **kwargs)  # type: ignore[misc]
 
@@ -420,7 +420,7 @@ class PositionHost(PositionModel):
         config: Any = self.config  # type: ignore[attr-defined]
         if getattr(config, "add_cross_attention", False):
             raise ValueError(
-                "add_cross_attention=True: cross-attention, whose keys are another text, cannot have the encoding"
+                "add_cross_attention=True: cross-attention, whose keys are another text, cannot have one"
             )
         layers = attention_layers(self)  # type: ignore[arg-type]
         encoding = build_position_encoding(
@@ -491,7 +491,7 @@ class PositionHost(PositionModel):
         )
 
     def _pass_position_ids(self, given: dict[str, Any], tokens: Tensor, cache: Any) -> None:
-        """Leaves `position_ids` to a model that keeps its own positions or takes them to tell packed texts apart."""
+        """Leaves `position_ids` to a model that keeps its own positions or tells packed texts by them."""
         ids = given["position_ids"]
         if cache is None and given.get("attention_mask") is None:
             if is_traced() or not bool((torch.diff(ids, dim=-1) > 1).any()):
@@ -569,7 +569,7 @@ class PositionHead(PositionModel):
         return self.get_submodule(self._host_name)  # type: ignore[attr-defined]
 
     def forward(self, given: dict[str, Any]) -> Any:
-        """As of the model without an encoding; in training with labels the loss has the position objectives added.
+        """As of the model without an encoding; training with labels adds the position objectives to the loss.
 
         Their unweighted values are in the outputs, as `position_distance_loss` and `position_ood_loss`.
         """
@@ -620,7 +620,7 @@ def is_table(name: str, part: nn.Module) -> bool:
 
 
 def refuse_native_positions(model: nn.Module, layers: list[Any]) -> None:
-    """Raises ValueError for a model with positions of its own that `remove_native_positions` would leave there.
+    """Raises ValueError for a model with positions that `remove_native_positions` would leave there.
 
     They are told by names: of tensors, of modules without parts, and of a bias that attention layers hand on.
     """
@@ -646,8 +646,8 @@ def refuse_native_positions(model: nn.Module, layers: list[Any]) -> None:
             found.append("a bias of positions in attention")
     if found:
         raise ValueError(
-            f"{type(model).__name__} has positions that cannot be taken out: {', '.join(dict.fromkeys(found))}. "
-            "With keep_native=True the encoding is added to them"
+            f"{type(model).__name__} has positions that cannot be taken out: "
+            f"{', '.join(dict.fromkeys(found))}. With keep_native=True the encoding is added to them"
         )
 
 
@@ -698,7 +698,7 @@ def no_rotation(module: nn.Module, args: Any, output: Any) -> Any:
 
 
 def give_token_types(module: nn.Module, args: Any, kwargs: Any) -> Any:
-    """A hook of BERT's embeddings: its own default for token types ends at the length of its table of positions."""
+    """A hook of BERT's embeddings, whose default for token types ends at the length of its table."""
     if kwargs.get("token_type_ids") is None:
         tokens = kwargs["inputs_embeds"] if kwargs.get("input_ids") is None else kwargs["input_ids"]
         kwargs["token_type_ids"] = torch.zeros(tokens.shape[:2], dtype=torch.long, device=tokens.device)

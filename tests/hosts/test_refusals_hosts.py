@@ -1,5 +1,7 @@
 """What cannot have another position encoding is refused at once, by name and with the reason."""
 
+from pathlib import Path
+
 import pytest
 import torch
 import transformers
@@ -133,3 +135,11 @@ def test_listed_hosts_are_those_of_the_tests() -> None:
     ]
     known = {given["name"] for given in ENCODINGS.values()}
     assert known <= {name for one in listed for name in one.encodings}
+
+
+def test_page_shows_what_is_listed_and_refused() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "howto" / "transformers-models.md").read_text().splitlines()
+    for one in seqpe_zoo.list_hosts():
+        assert f"| {one.model_type} | {one.kind} | {' '.join(one.encodings)} |" in page
+    for why, names in UNSUPPORTED.items():
+        assert f"| {why} | {', '.join(names.split())} |" in page

@@ -1,4 +1,4 @@
-"""Saved models: with the package, by the code beside the weights alone, and loudly not at all without either."""
+"""Saved models: loaded with the package, by the code beside the weights alone, or refused without either."""
 
 import json
 import os
