@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 TESTED_HOSTS: dict[str, str] = {
     "decoder": (
-        "gpt2 llama mistral qwen2 qwen3 qwen3_moe mixtral gemma gemma3_text phi phi3 olmo2 olmo3 smollm3 granite "
-        "gpt_neox opt cohere2 gpt_oss glm4 ernie4_5 exaone4"
+        "gpt2 llama mistral qwen2 qwen3 qwen3_moe mixtral gemma gemma3_text phi phi3 olmo2 olmo3 smollm3 "
+        "granite gpt_neox opt cohere2 gpt_oss glm4 ernie4_5 exaone4"
     ),
     "text encoder": "bert roberta modernbert electra distilbert",
     "vision encoder": (
@@ -21,7 +21,9 @@ TESTED_HOSTS: dict[str, str] = {
 by the same mechanism."""
 
 UNSUPPORTED = {
-    "keyword arguments do not reach its attention layers": "stablelm nemotron siglip_vision_model aimv2_vision_model",
+    "keyword arguments do not reach its attention layers": (
+        "stablelm nemotron siglip_vision_model aimv2_vision_model"
+    ),
     "its attention does not go through transformers' attention interface": (
         "gpt_neo gptj falcon mpt codegen bloom xglm deberta deberta-v2 roformer"
     ),
@@ -86,7 +88,8 @@ def with_position_encoding(
 
     if not isinstance(config, PreTrainedConfig):
         raise TypeError(
-            f"config must be a configuration of transformers, as LlamaConfig(...), not {type(config).__name__}"
+            f"config must be a configuration of transformers, as LlamaConfig(...), not "
+            f"{type(config).__name__}"
         )
     if hasattr(config, "native_model_type"):
         raise ValueError(
@@ -119,9 +122,9 @@ def set_position_encoding(
 ) -> Any:
     """Gives a model of transformers or timm another position encoding, in place, and returns it.
 
-    Its own positions (rotation, table or bias) are replaced; with `keep_native` they stay, and SeqPE starts by
-    changing nothing, so that a trained model keeps what it knows. All other weights stay as they are. Train or
-    fine-tune the model afterwards: a fresh encoding knows nothing.
+    Its own positions (rotation, table or bias) are replaced; with `keep_native` they stay, and SeqPE starts
+    by changing nothing, so that a trained model keeps what it knows. All other weights stay as they are.
+    Train or fine-tune the model afterwards: a fresh encoding knows nothing.
 
     >>> model = AutoModelForCausalLM.from_pretrained("org/some-llama")
     >>> model = set_position_encoding(model, "seqpe", integration="bias", keep_native=True)

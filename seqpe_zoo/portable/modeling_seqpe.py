@@ -1,4 +1,4 @@
-"""Language models and text encoders of transformers with any position encoding in place of, or beside, their own.
+"""Text models of transformers with any position encoding in place of, or beside, their own.
 
 GPT-2's classes are written out; those of any other model, as `SeqPELlamaForCausalLM`, are made when they are
 asked for: the model's own class with `PositionHost` or `PositionHead` before it.
@@ -60,7 +60,7 @@ class SeqPEGPT2LMHeadModel(PositionHead, GPT2LMHeadModel):  # type: ignore[misc]
 
 
 BASE_CLASSES = {"opt": "OPTDecoder"}
-"""The class that runs the layers, where models with a head do not call the base model that transformers names."""
+"""The class that runs the layers, where heads do not call the base model that transformers names."""
 
 
 def position_model_class(native: Any) -> Any:
@@ -117,13 +117,15 @@ def make_position_class(native: Any, host_class: Any, module: str, class_of: Any
 
 
 def leave_positions_alone(renaming: Any) -> Any:
-    """Makes a renaming of transformers pass over the weights of a position encoding, whose names it may match."""
+    """Makes a renaming of transformers pass over weights of position encodings, whose names it may match."""
     native = type(renaming)
 
     def rename_source_key(self: Any, key: str) -> Any:
         return (key, None) if "position_encoding." in key else native.rename_source_key(self, key)
 
-    renaming.__class__ = type(native.__name__, (native,), {"__slots__": (), "rename_source_key": rename_source_key})
+    renaming.__class__ = type(
+        native.__name__, (native,), {"__slots__": (), "rename_source_key": rename_source_key}
+    )
     return renaming
 
 

@@ -39,8 +39,8 @@ class VisionHost(PositionHost):
         embeddings: Any = getattr(self, "embeddings", None)
         if embeddings is None:
             raise ValueError(
-                f"{type(self).__name__} has no module `embeddings`, so that the tokens before its patches are "
-                "not known; position encodings cannot be added to it"
+                f"{type(self).__name__} has no module `embeddings`, so that the tokens before its patches "
+                "are not known; position encodings cannot be added to it"
             )
         single = ("cls_token", "class_embedding", "distillation_token")
         registers = getattr(embeddings, "register_tokens", None)

@@ -2,9 +2,9 @@
 
 A model keeps its layers. Its attention layers look up an attention function by name; here they find one that
 applies the encoding and then calls the function that the user chose (eager, sdpa, flex or flash attention).
-What it needs travels down as a keyword argument of `forward`. `PositionHost` is put before the class of a base
-model (as `GPT2Model`), `PositionHead` before that of a model with a head. Nothing here knows an encoding by
-name. What cannot work is refused when the model is built, with the reason.
+What it needs travels down as a keyword argument of `forward`. `PositionHost` is put before the class of a
+base model (as `GPT2Model`), `PositionHead` before that of a model with a head. Nothing here knows an encoding
+by name. What cannot work is refused when the model is built, with the reason.
 """
 
 import functools
@@ -38,7 +38,7 @@ from .positions import Positions, positions_from_mask
 logger = logging.get_logger(__name__)
 
 PREFIX = "positions|"
-"""Attention functions with positions are registered under the name of transformers' own with this before it."""
+"""Attention functions with positions have the name of transformers' own with this before it."""
 
 MAX_SCORE_MASK = 12 * 2048 * 2048
 """Largest matrix of position scores, in elements, that goes into the mask; above it heads are widened."""
@@ -156,8 +156,8 @@ def mask_with_scores(scores: Tensor, mask: Tensor | None, dtype: torch.dtype) ->
     elif mask is not None:
         scores = scores + mask
     if torch.finfo(dtype).eps > torch.finfo(scores.dtype).eps:
-        # ALiBi's scores grow with the position of the key. Far into a text half precision rounds neighbours to
-        # one number; relative to the largest of its row, which attention does not notice, they stay apart.
+        # ALiBi's scores grow with the position of the key. Far into a text half precision rounds neighbours
+        # to one number; relative to the largest of its row, which attention does not notice, they stay apart.
         largest = scores.amax(dim=-1, keepdim=True)
         scores = scores - largest.masked_fill(largest < torch.finfo(scores.dtype).min / 2, 0.0)
     return scores.clamp(min=torch.finfo(dtype).min).to(dtype)  # minus infinity would make padding NaN
@@ -178,7 +178,7 @@ def check_wider_heads(implementation: str, width: int) -> None:
 
 
 class AttentionConfig:
-    """A model's config as its attention layers see it: their attention function is ours, all else is the same."""
+    """A model's config as its attention layers see it: their attention function is ours, else the same."""
 
     def __init__(self, config: Any) -> None:
         self._config = config
@@ -344,7 +344,7 @@ def fit_rows(inputs: Tensor, start: int, count: int) -> Tensor:
 class PositionModel:
     """What models with and without a head share: signatures, initialisation and what they refuse."""
 
-    argument_names: list[str] = []
+    argument_names: tuple[str, ...] = ()
     position_host: Any
     """The base model, which holds the position encoding; the model itself where it has no head."""
 
@@ -353,7 +353,7 @@ class PositionModel:
         if not issubclass(cls, nn.Module) or "forward" in vars(cls):
             return
         native = next(base.forward for base in cls.__mro__ if not issubclass(base, PositionModel))
-        cls.argument_names = list(inspect.signature(native).parameters)[1:]
+        cls.argument_names = tuple(inspect.signature(native).parameters)[1:]
         forward = cls.forward
 
         # Shows the arguments of the model's own forward, which generation and the Trainer ask for.
@@ -380,8 +380,8 @@ class PositionModel:
         trains = any(p.requires_grad for p in self.position_host.position_encoding.parameters())
         if enable and trains and getattr(function, "keywords", {}).get("use_reentrant"):
             raise ValueError(
-                "reentrant gradient checkpointing cannot train a position encoding that all layers share; use "
-                "gradient_checkpointing_kwargs={'use_reentrant': False}, the default of transformers"
+                "reentrant gradient checkpointing cannot train a position encoding that all layers share; "
+                "use gradient_checkpointing_kwargs={'use_reentrant': False}, the default of transformers"
             )
         super()._set_gradient_checkpointing(enable, *args, **kwargs)  # type: ignore[misc]
 
@@ -418,20 +418,20 @@ class PositionHost(PositionModel):
     def add_positions(self) -> None:
         """Builds the encoding and puts it into every attention layer; the model's own positions end."""
         config: Any = self.config  # type: ignore[attr-defined]
-        layers = attention_layers(self)  # type: ignore[arg-type]
         if getattr(config, "add_cross_attention", False):
             raise ValueError(
-                "add_cross_attention=True: cross-attention, whose keys are another text, cannot have the encoding"
+                "add_cross_attention=True: cross-attention, whose keys are another text, cannot have one"
             )
-        if not config.keep_native:
-            self.remove_native_positions()
-            refuse_native_positions(self, layers)  # type: ignore[arg-type]
-        _CAN_RECORD_REGISTRY[str(type(self))] = self._can_record_outputs  # type: ignore[attr-defined]
-        self.position_encoding = build_position_encoding(
+        layers = attention_layers(self)  # type: ignore[arg-type]
+        encoding = build_position_encoding(
             config.position_encoding, **self.host_spec(layers), **(config.position_encoding_args or {})
         )
-        self.position_encoding.initialize(getattr(config, "initializer_range", 0.02))
-        self.position_operation = self.position_encoding.make_operation()
+        if not config.keep_native:
+            refuse_native_positions(self, layers)  # type: ignore[arg-type]
+            self.remove_native_positions()
+        encoding.initialize(getattr(config, "initializer_range", 0.02))
+        self.position_encoding, self.position_operation = encoding, encoding.make_operation()
+        _CAN_RECORD_REGISTRY[str(type(self))] = self._can_record_outputs  # type: ignore[attr-defined]
         for number, layer in enumerate(layers):
             layer.config = AttentionConfig(layer.config)
             layer.position_layer = number
@@ -491,7 +491,7 @@ class PositionHost(PositionModel):
         )
 
     def _pass_position_ids(self, given: dict[str, Any], tokens: Tensor, cache: Any) -> None:
-        """Leaves `position_ids` to a model that keeps its own positions or takes them to tell packed texts apart."""
+        """Leaves `position_ids` to a model that keeps its own positions or tells packed texts by them."""
         ids = given["position_ids"]
         if cache is None and given.get("attention_mask") is None:
             if is_traced() or not bool((torch.diff(ids, dim=-1) > 1).any()):
@@ -529,15 +529,12 @@ class PositionHost(PositionModel):
         return spec_of_attention(self, layers) | {"num_dims": 1, "train_shape": (length,)}
 
     def remove_native_positions(self) -> None:
-        """Silences rotations, tables and biases of positions; what else a model has is refused."""
+        """Silences rotations, tables and biases of positions."""
         for parent in list(self.modules()):  # type: ignore[attr-defined]
             for name, child in list(parent.named_children()):
-                if (
-                    "RotaryEmbedding" in type(child).__name__
-                    or "RopePositionEmbedding" in type(child).__name__
-                ):
+                if is_rotation(child):
                     child.register_forward_hook(no_rotation)
-                elif name in TABLE_NAMES and isinstance(child, nn.Embedding):
+                elif is_table(name, child):
                     setattr(parent, name, NoTable())
                 elif name in BIAS_NAMES:
                     setattr(parent, name, None)
@@ -572,7 +569,7 @@ class PositionHead(PositionModel):
         return self.get_submodule(self._host_name)  # type: ignore[attr-defined]
 
     def forward(self, given: dict[str, Any]) -> Any:
-        """As of the model without an encoding; in training with labels the loss has the position objectives added.
+        """As of the model without an encoding; training with labels adds the position objectives to the loss.
 
         Their unweighted values are in the outputs, as `position_distance_loss` and `position_ood_loss`.
         """
@@ -612,19 +609,35 @@ BIAS_NAMES = ("relative_position_bias", "shared_position_bias", "rel_pos_bias")
 POSITION_NAME = re.compile(r"(^|_)(pos|positions?|positional|rope|rotary|relative|rel|alibi)(_|$)")
 
 
+def is_rotation(part: nn.Module) -> bool:
+    """Whether a module is a rotary embedding, which gives cosines and sines to attention layers."""
+    return "RotaryEmbedding" in type(part).__name__ or "RopePositionEmbedding" in type(part).__name__
+
+
+def is_table(name: str, part: nn.Module) -> bool:
+    """Whether a module is a learned table of positions, which is added to embedded tokens."""
+    return name in TABLE_NAMES and isinstance(part, nn.Embedding)
+
+
 def refuse_native_positions(model: nn.Module, layers: list[Any]) -> None:
-    """Raises ValueError for a model whose own positions are where `remove_native_positions` does not look.
+    """Raises ValueError for a model with positions that `remove_native_positions` would leave there.
 
     They are told by names: of tensors, of modules without parts, and of a bias that attention layers hand on.
     """
-    found, silenced = [], ["-"]
+    found, removed = [], ["-"]
     for path, part in model.named_modules():
-        if no_rotation in part._forward_hooks.values() or "interpolate_pos_encoding" in vars(part):
-            silenced.append(path)
-        if isinstance(part, NoTable) or path.startswith(tuple(silenced)):
+        name = path.rpartition(".")[2]
+        if (
+            is_rotation(part)
+            or is_table(name, part)
+            or name in BIAS_NAMES
+            or hasattr(part, "interpolate_pos_encoding")
+        ):
+            removed.append(path)
+        if path.startswith(tuple(removed)):
             continue
         tensors = {**vars(part), **part._parameters, **part._buffers}
-        names = [f"{path}.{name}" for name, value in tensors.items() if isinstance(value, Tensor)]
+        names = [f"{path}.{key}" for key, value in tensors.items() if isinstance(value, Tensor)]
         names += [] if list(part.children()) else [path]
         found += [name for name in names if POSITION_NAME.search(name.rpartition(".")[2])]
     found = [name for name in found if not name.endswith("position_ids")]
@@ -633,8 +646,8 @@ def refuse_native_positions(model: nn.Module, layers: list[Any]) -> None:
             found.append("a bias of positions in attention")
     if found:
         raise ValueError(
-            f"{type(model).__name__} has positions that cannot be taken out: {', '.join(dict.fromkeys(found))}. "
-            "With keep_native=True the encoding is added to them"
+            f"{type(model).__name__} has positions that cannot be taken out: "
+            f"{', '.join(dict.fromkeys(found))}. With keep_native=True the encoding is added to them"
         )
 
 
@@ -685,7 +698,7 @@ def no_rotation(module: nn.Module, args: Any, output: Any) -> Any:
 
 
 def give_token_types(module: nn.Module, args: Any, kwargs: Any) -> Any:
-    """A hook of BERT's embeddings: its own default for token types ends at the length of its table of positions."""
+    """A hook of BERT's embeddings, whose default for token types ends at the length of its table."""
     if kwargs.get("token_type_ids") is None:
         tokens = kwargs["inputs_embeds"] if kwargs.get("input_ids") is None else kwargs["input_ids"]
         kwargs["token_type_ids"] = torch.zeros(tokens.shape[:2], dtype=torch.long, device=tokens.device)

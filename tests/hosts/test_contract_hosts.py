@@ -53,7 +53,7 @@ def test_left_padded_batch_equals_single_rows(host: str, encoding: str) -> None:
 @every_encoding
 @pytest.mark.parametrize("host", DECODERS)
 def test_one_decoder_layer_sees_order_by_the_encoding_alone(host: str, encoding: str) -> None:
-    """The last of one layer's outputs does not change with the order of the tokens before it, but by positions."""
+    """The last output of one layer changes with the order of the tokens before it by positions alone."""
     model, tokens = tiny_model(host, encoding, **one_layer(host)), random_tokens(2, 12)
     order = torch.cat([torch.arange(11).flip(0), torch.tensor([11])])
     moved = largest_difference(outputs_of(model, tokens[:, order])[:, -1], outputs_of(model, tokens)[:, -1])

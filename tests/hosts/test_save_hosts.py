@@ -1,4 +1,4 @@
-"""Saved models: with the package, by the code beside the weights alone, and loudly not at all without either."""
+"""Saved models: loaded with the package, by the code beside the weights alone, or refused without either."""
 
 import json
 import os
@@ -68,14 +68,19 @@ def save_with_expectations(host: str, folder: Path) -> None:
     with torch.no_grad():
         output = model(**inputs)[0]
     torch.save(
-        {"inputs": inputs, "output": output, "auto_class": auto_class_of(host).__name__}, folder / "expected.pt"
+        {"inputs": inputs, "output": output, "auto_class": auto_class_of(host).__name__},
+        folder / "expected.pt",
     )
 
 
 def run_python(script: str, *args: Path, cwd: Path) -> str:
     environment = {**os.environ, "PYTHONPATH": "", "HF_HUB_OFFLINE": "1", "HF_HOME": str(cwd / "hf_home")}
     done = subprocess.run(
-        [sys.executable, "-c", script, *map(str, args)], cwd=cwd, env=environment, capture_output=True, text=True
+        [sys.executable, "-c", script, *map(str, args)],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout

@@ -7,7 +7,15 @@ import torch
 import transformers
 
 import seqpe_zoo
-from tests.hosts.cases import ENCODINGS, enlarge_weights, hosts, largest_difference, native_model, tiny_config, tiny_model
+from tests.hosts.cases import (
+    ENCODINGS,
+    enlarge_weights,
+    hosts,
+    largest_difference,
+    native_model,
+    tiny_config,
+    tiny_model,
+)
 
 HOSTS = hosts("vision encoder")
 FOR_IMAGES = {
@@ -81,7 +89,7 @@ def test_gradients_reach_every_position_parameter(host: str, encoding: str) -> N
 @pytest.mark.parametrize("host", HOSTS)
 def test_kept_positions_start_as_they_were(host: str, encoding: str) -> None:
     native, images = native_model(host), torch.randn(2, 3, 16, 16)
-    native.argument_names = ["noise"] if host == "vit_mae" else []
+    native.argument_names = ("noise",) if host == "vit_mae" else ()
     expected = tokens_of(native, images)
     model = seqpe_zoo.set_position_encoding(native, keep_native=True, **ENCODINGS[encoding])
     del model.argument_names
