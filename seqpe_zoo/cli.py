@@ -81,8 +81,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def arrange_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> list[str]:
     """Puts what belongs to no option before all options, so that options may stand anywhere.
 
-    Values of an option that takes several numbers end at the first word that is none. Words after `--` are
-    left where they are.
+    Values of an option that takes several numbers end at the first word that is none. Words after `--` belong
+    to no option.
     """
     known = parser._option_string_actions
     plain: list[str] = []
@@ -100,17 +100,17 @@ def arrange_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> list
             parser.error(f"there is no option {name}{did_you_mean(name, known)}")
         action = known[matching[0]]
         several = action.nargs in ("+", "*")
-        count = 0 if equals or action.nargs == 0 else len(rest) if several else int(action.nargs or 1)
+        count = 0 if equals or action.nargs == 0 else len(rest) if several else 1
         while count and rest and not rest[0].startswith("--") and (not several or _converts(action, rest[0])):
             options.append(rest.pop(0))
             count -= 1
-    return [*plain, *options, *rest]
+    return [*options, *rest[:1], *plain, *rest[1:]] if rest else [*plain, *options]
 
 
 def _converts(action: argparse.Action, word: str) -> bool:
     try:
         action.type(word) if callable(action.type) else word
-    except ValueError:
+    except (ValueError, argparse.ArgumentTypeError):
         return False
     return True
 

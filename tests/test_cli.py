@@ -106,6 +106,7 @@ def test_mistyped_words_are_answered_with_a_suggestion(words, message, capsys):
         "evaluate a --lengths 16 32 b --no-plot",
         "--no-plot evaluate a b --lengths 16 32",
         "evaluate --no-plot --lengths 16 32 -- a b",
+        "evaluate a --no-plot --lengths 16 32 -- b",
     ],
 )
 def test_options_may_stand_anywhere(words):
