@@ -1,6 +1,7 @@
 """Writes the reference of the command line from its parser while the site is built: it cannot go stale.
 
-mkdocs calls `on_page_markdown` for every page; the page that holds `MARK` gets the text in its place.
+mkdocs calls `on_page_markdown` for every page; the page that holds `MARK` gets the text in its place. Pages
+that are filled in from docstrings say so to readers of the plain file; the built site does not need it.
 """
 
 import argparse
@@ -11,10 +12,15 @@ from seqpe_zoo.cli import build_parser
 
 MARK = "<!-- command line reference -->"
 WIDTH = 100
+NOTE = (
+    "> Lines that begin with `:::` become the signatures and docstrings of what they name when the site is "
+    "built: `make docs`, then\n> open `site/index.html`. In Python `help(...)` prints the same.\n"
+)
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Puts the reference in the place of its mark."""
+    """Puts the reference in the place of its mark, and takes the note for readers of the plain file out."""
+    markdown = markdown.replace(NOTE, "")
     return markdown.replace(MARK, command_line_reference()) if MARK in markdown else markdown
 
 

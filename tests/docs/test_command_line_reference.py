@@ -33,3 +33,11 @@ def test_every_command_and_option_is_in_the_reference(hook: ModuleType) -> None:
 
 def test_other_pages_are_left_alone(hook: ModuleType) -> None:
     assert hook.on_page_markdown("# A page\n") == "# A page\n"
+
+
+def test_pages_made_from_docstrings_say_so_in_the_repository_only(hook: ModuleType) -> None:
+    pages = [page.read_text() for page in DOCS.rglob("*.md")]
+    made = [page for page in pages if page.startswith("::: ") or "\n::: " in page]
+    assert len(made) >= 4
+    assert all(hook.NOTE in page for page in made)
+    assert all("`:::`" not in hook.on_page_markdown(page) for page in made)
