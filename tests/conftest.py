@@ -7,8 +7,8 @@ import pytest
 import torch
 from hypothesis import settings
 
-# Some virtual machines announce AMX and hide how its tiles are made: without this, which child processes inherit,
-# the first product in bfloat16 ends the process with an illegal instruction.
+# Some virtual machines announce AMX and hide how its tiles are made: without this, which child processes
+# inherit, the first product in bfloat16 ends the process with an illegal instruction.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
 # Examples are timed by no one: the machine may be busy, and a first call may compile or load a library.

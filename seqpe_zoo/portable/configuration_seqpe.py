@@ -55,7 +55,7 @@ class PositionConfig:
 
 @strict
 class SeqPEGPT2Config(PositionConfig, transformers.GPT2Config):
-    """Configuration of `SeqPEGPT2Model` and `SeqPEGPT2LMHeadModel`: GPT-2's, and those of `PositionConfig`."""
+    """Configuration of `SeqPEGPT2Model` and `SeqPEGPT2LMHeadModel`: GPT-2's and `PositionConfig`'s."""
 
     model_type = "seqpe_gpt2"
     native_model_type = "gpt2"

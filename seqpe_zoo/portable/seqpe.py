@@ -363,18 +363,19 @@ class SeqPE(PositionEncoding):
         for side in limit:  # one by one: in a graph max() would compare open sizes with each other
             if table is not None and side > table.shape[0]:
                 raise ValueError(
-                    f"position {side - 1} is outside of the frozen table, which ends at {table.shape[0] - 1}; "
-                    f"freeze a larger one with freeze_to_table({side}), or call unfreeze()"
+                    f"position {side - 1} is outside of the frozen table, which ends at "
+                    f"{table.shape[0] - 1}; freeze a larger one with freeze_to_table({side}), or call "
+                    "unfreeze()"
                 )
             if side > self.capacity:
                 needed = self.options.num_digits
                 while base**needed < side:
                     needed += 1
                 raise ValueError(
-                    f"position {side - 1} needs more than num_digits={self.options.num_digits} digits in base "
-                    f"{base}; the largest allowed position is {self.capacity - 1}. Use num_digits={needed} (a "
-                    "model trained with fewer digits has no embeddings for more of them), or keep texts and "
-                    "images below that size."
+                    f"position {side - 1} needs more than num_digits={self.options.num_digits} digits in "
+                    f"base {base}; the largest allowed position is {self.capacity - 1}. Use "
+                    f"num_digits={needed} (a model trained with fewer digits has no embeddings for more of "
+                    "them), or keep texts and images below that size."
                 )
 
     def _encode_stretched(self, positions: Tensor, limit: list[int] | None) -> Tensor:

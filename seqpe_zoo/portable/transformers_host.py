@@ -135,8 +135,9 @@ def score_mask(
     scaling: float,
 ) -> Tensor:
     """The mask with position scores in it, (1 or B, H, L, S); made once for layers that share W_PE."""
-    key = (id(mask), id(context.inputs.layers[module.position_layer]), k.shape[2], scaling)
-    if key in context.masks:
+    key = (id(mask), id(context.inputs.layers[module.position_layer]), scaling)
+    shares = context.shares_masks and not is_traced()
+    if shares and key in context.masks:
         return context.masks[key][1]
     visible = mask
     if visible is None and q.shape[2] > 1 and getattr(module, "is_causal", False):
@@ -144,7 +145,7 @@ def score_mask(
     elif visible is not None and visible.stride(0) == 0:
         visible = visible[:1]  # no padding: all rows are equal
     joined = mask_with_scores(position_scores(factors, scaling, context.operation.groups), visible, q.dtype)
-    if context.shares_masks:
+    if shares:
         context.masks[key] = (mask, joined)
     return joined
 

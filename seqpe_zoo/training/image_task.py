@@ -31,7 +31,7 @@ class ImageTask(nn.Module):
         """Classifies, and compares with labels (B,) or with shares of classes (B, classes)."""
         host = self._host_of_objectives() if self.training and labels is not None else None
         if host is not None:
-            host.wants_objectives = True  # draws their positions in this pass, also in the first after a resume
+            host.wants_objectives = True  # also in the first pass after a resume
         output = self.model(pixel_values)
         logits = output if isinstance(output, Tensor) else output.logits
         result = {"logits": logits}

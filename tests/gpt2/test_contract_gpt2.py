@@ -11,7 +11,6 @@ from seqpe_zoo.portable.encodings import alibi_slopes
 from seqpe_zoo.portable.modeling_seqpe import SeqPEGPT2LMHeadModel, SeqPEGPT2Model
 from seqpe_zoo.portable.position_encoding import position_scores
 from tests.gpt2.cases import ENCODINGS, pad_left, random_tokens, tiny_config, tiny_model
-from tests.hosts.cases import GPT2
 
 CLOSE = {"atol": 2e-5, "rtol": 1e-4}
 all_encodings = pytest.mark.parametrize("case", ENCODINGS)
