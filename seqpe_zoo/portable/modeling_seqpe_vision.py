@@ -64,10 +64,7 @@ class VisionHost(PositionHost):
             given["interpolate_pos_encoding"] = True  # any size; what would be interpolated is zero
         if "noise" in self.argument_names:
             inputs = inputs.map(functools.partial(self._kept_rows, self._kept_patches(given, tokens, size)))
-        checkpoints = self.training and self.is_gradient_checkpointing  # type: ignore[attr-defined]
-        return PositionContext(
-            self.position_encoding, self.position_operation, inputs, inputs.layers, not checkpoints
-        )
+        return self.context(inputs, inputs.layers)
 
     def _kept_patches(self, given: dict[str, Any], pixels: Tensor, size: tuple[int, int]) -> Tensor:
         """Patches (B, kept) that a masked autoencoder keeps: those of least noise, in that order."""

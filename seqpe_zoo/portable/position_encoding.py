@@ -36,6 +36,9 @@ MAX_GRIDS = 8
 TABLE_GROWTH = 128
 """Rows computed ahead when the table of a text grows: decoding asks for one more position at a time."""
 
+KNOWN_MODULES = ("torch.nn.modules.", __name__.rpartition(".")[0])
+"""Where classes live that compute what they did when they were made."""
+
 KIND_BYTES = 256
 """Room for `PositionEncoding.kind`."""
 
@@ -246,25 +249,21 @@ class AttentionOperation:
 class MultiplyOperation(AttentionOperation):
     """AttnMul: (q * e_q) (k * e_k)^T."""
 
+    combine = staticmethod(torch.mul)
+
     def on_query(self, q: Tensor, inputs: Tensor, inplace: bool = False) -> Tensor:
         e_q = self.split(inputs.to(q.dtype), 0, self.groups)
-        return q.mul_(e_q) if inplace else q * e_q
+        return self.combine(q, e_q, out=q if inplace else None)
 
     def on_key(self, k: Tensor, inputs: Tensor, inplace: bool = False) -> Tensor:
         e_k = self.split(inputs.to(k.dtype), 1)
-        return k.mul_(e_k) if inplace else k * e_k
+        return self.combine(k, e_k, out=k if inplace else None)
 
 
-class AddOperation(AttentionOperation):
+class AddOperation(MultiplyOperation):
     """AttnSum: (q + e_q) (k + e_k)^T."""
 
-    def on_query(self, q: Tensor, inputs: Tensor, inplace: bool = False) -> Tensor:
-        e_q = self.split(inputs.to(q.dtype), 0, self.groups)
-        return q.add_(e_q) if inplace else q + e_q
-
-    def on_key(self, k: Tensor, inputs: Tensor, inplace: bool = False) -> Tensor:
-        e_k = self.split(inputs.to(k.dtype), 1)
-        return k.add_(e_k) if inplace else k + e_k
+    combine = staticmethod(torch.add)
 
 
 class BiasOperation(AttentionOperation):
@@ -478,20 +477,14 @@ class PositionEncoding(nn.Module):
         Raises:
             ValueError: a position is negative or too large for the encoding.
         """
-        if isinstance(positions, Tensor) or not hasattr(positions, "ids"):
+        if isinstance(positions, Tensor) or not hasattr(positions, "ids"):  # a tensor, or what should be one
             checked, limit = self._checked(Positions(ids=positions))  # type: ignore[arg-type]
             return self.encode(checked.tensor(), limit)
         if self.training:
             return self.training_inputs(positions, batch_size, objectives, device)
-        if not self._may_look_up(read_values=batch_size > 0):
-            return self.compute_inputs(positions, device)
-        if self.host.num_dims > 1 and positions.ids is None:
-            return self._inputs_of_grid(positions, device)
-        return (
-            self._inputs_from_table(positions, device)
-            if self.has_table
-            else self.compute_inputs(positions, device)
-        )
+        if self._may_look_up(read_values=batch_size > 0):
+            return self._look_up(positions, device)
+        return self.compute_inputs(positions, device)
 
     def compute_inputs(self, positions: Positions, device: Any = None) -> PositionInputs:
         """`forward` without a table."""
@@ -506,32 +499,24 @@ class PositionEncoding(nn.Module):
             self.kind = self._kind_as_bytes().to(self.kind.device)
 
     def _checked(self, positions: Positions) -> tuple[Positions, list[int]]:
-        """Checks positions, and returns them as int64 with what their coordinates are below.
+        """Checks positions; returns them, and what their coordinates are below.
 
         Values of a tensor are unknown in a graph; there the limit is the training context.
         """
-        ids, bound = positions.ids, positions.bound
-        if ids is None:
+        if positions.ids is None:
             positions = self._numbered(positions)
-        elif is_traced():
-            return positions, list(self.train_shape or [0] * self.num_dims)
-        elif bound is None:
-            positions = Positions(ids=check_positions(ids, self.num_dims, self.capacity, self.allow_absent))
-            if ids.is_meta and not self.kind.is_meta:
-                raise ValueError(
-                    f"positions are on the meta device and the encoding on {self.kind.device}; move one"
-                )
-        else:
-            positions = Positions(ids=ids.long(), bound=bound)
-        limit = positions.limit()
+        elif positions.bound is None and not is_traced():
+            limits = (self.num_dims, self.capacity, self.allow_absent)
+            positions = check_positions(positions.ids, *limits, device=self.kind.device)
+        limit = positions.limit() or list(self.train_shape or [0] * self.num_dims)
         self.check_limit(limit)
         return positions, limit
 
     def _numbered(self, positions: Positions) -> Positions:
         """Checks a grid, and numbers its cells through, prefix tokens first, for methods that `flattens`."""
         if not is_traced():
-            positions = check_grid(positions, self.host.num_dims)
-        if not self.flattens or self.host.num_dims == 1:
+            check_grid(positions.size, positions.origin(), self.host.num_dims)
+        if self.num_dims == self.host.num_dims:
             return positions
         if any(positions.start):
             raise ValueError(
@@ -546,50 +531,58 @@ class PositionEncoding(nn.Module):
         """Whether inputs may be those that were kept; drops them when the weights have changed."""
         if is_traced() or (torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters())):
             return False
-        state, values = parameter_state(self, read_values)
-        if state != self._state or not (values is None or torch.equal(values, self._values)):
+        state = parameter_state(self)
+        values = sample_values(self) if read_values and state else self._values
+        if state != self._state or not torch.equal(values, self._values):
             self.clear_cache()
-            self._state, self._values = parameter_state(self, read_values=True)
+            self._state, self._values = state, sample_values(self) if state else values
         return state is not None
 
-    def _inputs_of_grid(self, positions: Positions, device: Any) -> PositionInputs:
-        key = (tuple(positions.size), tuple(positions.start), device)  # type: ignore[arg-type]
+    def _look_up(self, positions: Positions, device: Any) -> PositionInputs:
+        if self.has_table:
+            return self._inputs_from_table(positions, device)
+        if self.host.num_dims == 1 or positions.ids is not None:
+            return self.compute_inputs(positions, device)
+        key = (positions, device)
         if key not in self._grids:
             with as_constants(device):
                 inputs = self.compute_inputs(positions, device)
             self._grids = {**dict(list(self._grids.items())[1 - MAX_GRIDS :]), key: inputs}
-            return inputs
         return self._grids[key]
 
     def _inputs_from_table(self, positions: Positions, device: Any) -> PositionInputs:
-        """Reads rows of a table of the first 1-D positions; a few that are far away are computed instead."""
-        positions, (limit,) = self._checked(positions)
-        table, ids = self._table, positions.ids
-        rows = 0 if table is None else table.encoded.shape[0]
-        if table is None or limit > rows:
-            count = limit - positions.start[0] if ids is None else ids.numel()
+        """Reads rows of a table of the first positions; a few that are far away are computed instead."""
+        rows = 0 if self._table is None else self._table.encoded.shape[0]
+        if not positions.within(rows):
+            positions, (limit,) = self._checked(positions)
+            count = math.prod(positions.size or positions.ids.shape)  # type: ignore[union-attr]
             if limit > 4 * (rows + count + TABLE_GROWTH):
                 return self.compute_inputs(positions, device)
-            table = self._table = self._grown_table(table, limit, device)
+            if self._table is None or limit > rows:
+                self._grow_table(rows, limit, device)
+        table, ids = self._table, positions.ids
+        assert table is not None
         if ids is None:
-            return table.map(lambda inputs: inputs[positions.start[0] : limit])
+            first = positions.origin()[0]
+            return table.map(lambda inputs: inputs[first : first + positions.size[0]])  # type: ignore[index]
         return table.map(lambda inputs: F.embedding(ids[..., 0], inputs))
 
-    def _grown_table(self, table: PositionInputs | None, stop: int, device: Any) -> PositionInputs:
-        rows = 0 if table is None else table.encoded.shape[0]
+    def _grow_table(self, rows: int, stop: int, device: Any) -> None:
+        """Adds the positions from `rows` to `stop`, and some more where there is a table already."""
+        table = self._table
         if table is not None:
             stop = max(stop, min(stop + rows // 4 + TABLE_GROWTH, self.capacity or stop))
         with as_constants(device):
             new = self.compute_inputs(Positions((stop - rows,), (rows,)), device)
-            if table is None:
-                return new
-            pairs = [(table.encoded, new.encoded), *zip(table.layers, new.layers, strict=True)]
-            joined = {id(old): torch.cat([old, more]) for old, more in pairs}
-            return table.map(lambda inputs: joined[id(inputs)])
+            if table is not None:
+                pairs = [(table.encoded, new.encoded), *zip(table.layers, new.layers, strict=True)]
+                joined = {id(old): torch.cat([old, more]) for old, more in pairs}
+                new = table.map(lambda inputs: joined[id(inputs)])
+        self._table = new
 
     def clear_cache(self) -> None:
         """Drops everything that was computed for inference."""
-        self._grids, self._table, self._state, self._values = {}, None, None, None
+        self._grids, self._table, self._state, self._values = {}, None, None, torch.empty(0, device="cpu")
 
     def train(self, mode: bool = True) -> "PositionEncoding":
         if mode:
@@ -601,7 +594,13 @@ class PositionEncoding(nn.Module):
         return super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_grids": {}, "_table": None, "_state": None, "_values": None}
+        return {
+            **self.__dict__,
+            "_grids": {},
+            "_table": None,
+            "_state": None,
+            "_values": torch.empty(0, device="cpu"),
+        }
 
     # Weights say what they are.
 
@@ -664,42 +663,43 @@ def prepend_rows(rows: Tensor, encoded: Tensor) -> Tensor:
 # Parameters, graphs and precision.
 
 
-def parameter_state(encoding: PositionEncoding, read_values: bool) -> tuple[list[Any] | None, Tensor | None]:
-    """What tells whether results computed from an encoding's parameters and buffers still hold.
+def parameter_state(encoding: PositionEncoding) -> list[Any] | None:
+    """Identity, version and address of an encoding's parameters and buffers, and the modules that hold them.
 
-    Returns:
-        Identity, version and address of all of them, and the modules that hold them; None where a part is
-        wrapped, hooked, parametrised, quantised, in training, or on the meta device, and these do not tell.
-        And some thousand values of each, as writes through `.data` and fused optimizers leave versions as
-        they are; None where they are not to be read.
+    Equal states mean equal results, but for writes through `.data` and fused optimizers, which leave
+    versions as they are (see `sample_values`). None where this cannot be told: a part is wrapped, hooked,
+    parametrised, quantised, in training, or on the meta device.
     """
-    state: list[Any] = []
-    tensors: list[Tensor] = []
-    known = ("torch.nn.modules.", __name__.rpartition(".")[0], type(encoding).__module__)
-    every = nn.modules.module
-    if every._global_forward_hooks or every._global_forward_pre_hooks:
-        return None, None
-    for part in encoding.modules():
-        parameters = [p for p in part._parameters.values() if p is not None]
-        is_changed = any(type(p) is not nn.Parameter for p in parameters) or "forward" in part.__dict__
-        hooked = part._forward_hooks or part._forward_pre_hooks
-        if is_changed or hooked or part.training or not type(part).__module__.startswith(known):
-            return None, None
-        state.append((id(part), type(part)))
-        tensors += [*parameters, *(b for b in part._buffers.values() if b is not None)]
-    if any(t.is_meta for t in tensors):
-        return None, None
+    parts, known = list(encoding.modules()), (*KNOWN_MODULES, type(encoding).__module__)
+    parameters = [p for part in parts for p in part._parameters.values() if p is not None]
+    tensors = parameters + [b for part in parts for b in part._buffers.values() if b is not None]
+    if any(
+        [
+            *nn.modules.module._global_forward_hooks.values(),
+            *nn.modules.module._global_forward_pre_hooks.values(),
+            *(part.training for part in parts),
+            *(part._forward_hooks or part._forward_pre_hooks for part in parts),
+            *("forward" in part.__dict__ for part in parts),
+            *(not type(part).__module__.startswith(known) for part in parts),
+            *(type(parameter) is not nn.Parameter for parameter in parameters),
+            *(tensor.is_meta for tensor in tensors),
+        ]
+    ):
+        return None
     # Tensors made in inference mode have no version.
-    state += [(id(t), t.is_inference() or t._version, t.data_ptr()) for t in tensors]
-    return state, torch.cat([sample_values(t) for t in tensors]) if read_values else None
+    versions = [(id(t), t.is_inference() or t._version, t.data_ptr()) for t in tensors]
+    return [*((id(part), type(part)) for part in parts), *versions]
 
 
-def sample_values(tensor: Tensor, count: int = 4096) -> Tensor:
-    """Up to some thousand values of a tensor, spread over all its rows and columns."""
-    step, columns = tensor.numel() // count + 1, tensor.shape[-1] if tensor.ndim else 1
-    while math.gcd(step, columns) > 1:  # else the same columns would be met in every row
-        step += 1
-    return tensor.detach().flatten()[::step].float()
+def sample_values(encoding: PositionEncoding, count: int = 4096) -> Tensor:
+    """Up to some thousand values of each parameter and buffer, spread over all rows and columns."""
+    sampled = []
+    for tensor in (*encoding.parameters(), *encoding.buffers()):
+        step, columns = tensor.numel() // count + 1, tensor.shape[-1] if tensor.ndim else 1
+        while math.gcd(step, columns) > 1:  # else the same columns would be met in every row
+            step += 1
+        sampled.append(tensor.detach().flatten()[::step].float())
+    return torch.cat(sampled)
 
 
 def has_hooks(module: nn.Module) -> bool:

@@ -24,21 +24,28 @@ class Positions(NamedTuple):
     """As long as `size`; zeros when not given."""
     ids: Tensor | None = None
     """Integers (L, n) or (B, L, n)."""
-    bound: int | None = None
-    """What all coordinates of `ids` are known to be below, where that is known."""
+    bound: tuple[int, ...] | None = None
+    """What the coordinates of `ids` are known to be below, by dimension; with it they are not read."""
+
+    def origin(self) -> tuple[int, ...]:
+        """Returns the first cell of a grid."""
+        return self.start or (0,) * len(self.size or ())
+
+    def within(self, rows: int) -> bool:
+        """Whether these are a range of text positions that ends at `rows` at the latest."""
+        if self.ids is not None or not len(self.size or ()) == len(self.origin()) == 1:
+            return False
+        return 0 <= self.origin()[0] <= self.origin()[0] + self.size[0] <= rows  # type: ignore[index]
 
     def tensor(self, device: Any = None) -> Tensor:
         """Returns (L, n), or (B, L, n) where the examples of a batch differ."""
-        return grid_positions(self.size, self.start or None, device) if self.ids is None else self.ids  # type: ignore[arg-type]
+        return grid_positions(self.size, self.origin(), device) if self.ids is None else self.ids  # type: ignore[arg-type]
 
-    def limit(self) -> list[int]:
-        """Returns what coordinates are below, by dimension; reads the values of a tensor without `bound`."""
+    def limit(self) -> list[int] | None:
+        """Returns what coordinates are below, by dimension; None for a tensor whose values are unknown."""
         if self.ids is None:
-            start = self.start or (0,) * len(self.size)  # type: ignore[arg-type]
-            return [cells + first for cells, first in zip(self.size, start, strict=True)]  # type: ignore[arg-type]
-        if self.bound is not None or self.ids.numel() == 0 or self.ids.is_meta:
-            return [self.bound or 0] * self.ids.shape[-1]
-        return [int(largest) + 1 for largest in self.ids.flatten(0, -2).amax(dim=0)]
+            return [first + cells for first, cells in zip(self.origin(), self.size or (), strict=True)]
+        return None if self.bound is None else list(self.bound)
 
 
 def range_positions(length: int, start: int = 0, device: Any = None) -> Tensor:
@@ -94,8 +101,12 @@ def unravel_positions(index: Tensor, sides: Sequence[int]) -> Tensor:
 
 
 def check_positions(
-    positions: Any, num_dims: int, capacity: int | None, allow_absent: bool = False
-) -> Tensor:
+    positions: Any,
+    num_dims: int,
+    capacity: int | None,
+    allow_absent: bool = False,
+    device: torch.device | None = None,
+) -> Positions:
     """Validates positions that a user passes; reads their values, so on a GPU it waits for the device.
 
     Args:
@@ -103,9 +114,10 @@ def check_positions(
         num_dims: n.
         capacity: what coordinates should be below, for messages; None where there is no limit.
         allow_absent: whether a coordinate may be -1.
+        device: of the encoding.
 
     Returns:
-        The positions as int64, so that arithmetic does not overflow.
+        The positions as int64, so that arithmetic does not overflow, with their bound.
 
     Raises:
         TypeError: positions are no tensor.
@@ -129,8 +141,10 @@ def check_positions(
             + (" Add the missing axis with positions.unsqueeze(-1)." if num_dims == 1 else "")
         )
     checked = positions.long()
+    if checked.is_meta and device is not None and device.type != "meta":
+        raise ValueError(f"positions are on the meta device and the encoding is on {device}; move one")
     if checked.numel() == 0 or checked.is_meta:
-        return checked
+        return Positions(ids=checked, bound=(0,) * num_dims)
     smallest = int(checked.min())
     if positions.dtype == torch.uint64 and smallest < 0:
         raise ValueError("a position of 2**63 or more does not fit; positions are 64-bit signed integers")
@@ -140,25 +154,19 @@ def check_positions(
             f"position {smallest} is negative; positions go from 0 to {highest}{advice}. "
             "Shift all positions so that the smallest is 0."
         )
-    return checked
+    largest = checked.flatten(0, -2).amax(dim=0)
+    return Positions(ids=checked, bound=tuple(int(number) + 1 for number in largest))
 
 
-def check_grid(positions: Positions, num_dims: int) -> Positions:
-    """Checks the size and the start of a grid; returns it with its start written out.
-
-    Raises:
-        ValueError: size or start are not `num_dims` whole numbers from 0 on.
-    """
-    size, start = positions.size, positions.start or (0,) * num_dims
-    given = {"size": size, "start": start}
-    for name, numbers in given.items():
-        is_whole = isinstance(numbers, Sequence) and all(type(number) is int for number in numbers)
-        if not is_whole or len(numbers) != num_dims or min(numbers) < 0:  # type: ignore[arg-type]
+def check_grid(size: Any, start: Any, num_dims: int) -> None:
+    """Raises ValueError when size or start of a grid are not `num_dims` whole numbers from 0 on."""
+    for name, numbers in {"size": size, "start": start}.items():
+        is_whole = isinstance(numbers, Sequence) and all(type(n) is int and n >= 0 for n in numbers)
+        if not is_whole or len(numbers) != num_dims:
             raise ValueError(
                 f"{name}={numbers!r} of a grid of positions must be {num_dims} whole numbers from 0 on, one "
                 "for each dimension"
             )
-    return Positions(tuple(size), tuple(start))  # type: ignore[arg-type]
 
 
 def positions_to_digits(positions: Tensor, base: int, num_digits: int) -> Tensor:

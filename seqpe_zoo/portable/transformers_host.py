@@ -57,8 +57,8 @@ class PositionContext:
         operation: what attention does with positions.
         inputs: position inputs of the new tokens.
         key_layers: position inputs of all keys, for each layer; only for operations that add scores.
-        shares_masks: whether layers that share W_PE share their mask with position scores; not under gradient
-            checkpointing, where each layer is computed twice and must compute the same.
+        masks: masks with position scores in them, for layers that share W_PE. None under gradient
+            checkpointing, where each layer is computed twice and must compute the same, and in graphs.
         placed: layers whose keys have their positions already, because they passed the cache.
         is_reached: whether an attention layer has run.
     """
@@ -67,8 +67,7 @@ class PositionContext:
     operation: AttentionOperation
     inputs: PositionInputs
     key_layers: list[Tensor]
-    shares_masks: bool
-    masks: dict[Any, tuple[Any, Tensor]] = field(default_factory=dict)
+    masks: dict[Any, tuple[Any, Tensor]] | None
     placed: set[int] = field(default_factory=set)
     is_reached: bool = False
 
@@ -104,7 +103,7 @@ def attention_with_positions(
         scaling = kwargs.get("scaling") or query.shape[-1] ** -0.5
         factors = operation.score_factors(inputs, context.key_layers[layer].to(query.device))
         if fits_in_mask(implementation, query, key, factors):
-            attention_mask = score_mask(context, module, query, key, factors, attention_mask, scaling)
+            attention_mask = score_mask(context, layer, factors, attention_mask, scaling, query.dtype)
         else:
             query, key, value = widen_heads(query, key, value, factors, operation.groups)
             check_wider_heads(implementation, query.shape[-1])
@@ -119,43 +118,38 @@ def fits_in_mask(implementation: str, query: Tensor, key: Tensor, factors: tuple
     """Whether scores go into the mask; only eager attention and sdpa take one, and only of moderate size."""
     if implementation != "sdpa" or is_traced():
         return implementation in ("eager", "sdpa")
-    rows = factors[0].shape[0] if factors[0].ndim == 4 else 1
-    elements = rows * query.shape[1] * query.shape[2] * key.shape[2]
+    rows = factors[0][..., 0, 0, 0].numel()
     share = min(1.0, factors[0].shape[-1] / query.shape[-1])  # narrow factors cost less in heads
-    return query.shape[2] == 1 or elements <= MAX_SCORE_MASK * share
+    return rows * query.shape[1] * query.shape[2] * key.shape[2] <= MAX_SCORE_MASK * share
 
 
 def score_mask(
     context: PositionContext,
-    module: Any,
-    q: Tensor,
-    k: Tensor,
+    layer: int,
     factors: Any,
     mask: Tensor | None,
     scaling: float,
+    dtype: torch.dtype,
 ) -> Tensor:
     """The mask with position scores in it, (1 or B, H, L, S); made once for layers that share W_PE."""
-    key = (id(mask), id(context.inputs.layers[module.position_layer]), scaling)
-    shares = context.shares_masks and not is_traced()
-    if shares and key in context.masks:
-        return context.masks[key][1]
-    visible = mask
-    if visible is None and q.shape[2] > 1 and getattr(module, "is_causal", False):
-        visible = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
-    elif visible is not None and visible.stride(0) == 0:
-        visible = visible[:1]  # no padding: all rows are equal
-    joined = mask_with_scores(position_scores(factors, scaling, context.operation.groups), visible, q.dtype)
-    if shares:
-        context.masks[key] = (mask, joined)
-    return joined
+    masks = {} if context.masks is None else context.masks
+    key = (id(mask), id(context.inputs.layers[layer]))
+    if key not in masks:
+        scores = position_scores(factors, scaling, context.operation.groups)
+        # The mask is kept too, so that no other gets its id.
+        masks[key] = mask, mask_with_scores(scores, mask, dtype, context.encoding.host.causal)
+    return masks[key][1]
 
 
-def mask_with_scores(scores: Tensor, mask: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Hides in scores (1 or B, H, L, S) what a mask, bool or additive, hides."""
-    if mask is not None and mask.dtype == torch.bool:
-        scores = torch.where(mask, scores, torch.finfo(scores.dtype).min)
-    elif mask is not None:
-        scores = scores + mask
+def mask_with_scores(scores: Tensor, mask: Tensor | None, dtype: torch.dtype, causal: bool = False) -> Tensor:
+    """Hides in scores (1 or B, H, L, S) what a mask, bool or additive, hides; without one, later keys."""
+    if mask is None and causal and scores.shape[-2] > 1:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    elif mask is not None and mask.stride(0) == 0:
+        mask = mask[:1]  # no padding: all rows are equal
+    if mask is not None:
+        hidden = torch.where(mask, 0.0, torch.finfo(scores.dtype).min) if mask.dtype == torch.bool else mask
+        scores = scores + hidden
     if torch.finfo(dtype).eps > torch.finfo(scores.dtype).eps:
         # ALiBi's scores grow with the position of the key. Far into a text half precision rounds neighbours
         # to one number; relative to the largest of its row, which attention does not notice, they stay apart.
@@ -232,7 +226,7 @@ def query_positions(
     position_ids: Tensor | None,
     attention_mask: Any,
     device: Any,
-    bound: int | None = None,
+    bound: tuple[int] | None = None,
 ) -> Positions:
     """Decides the positions of new tokens: what the caller says, else counted over real tokens.
 
@@ -254,9 +248,10 @@ def query_positions(
         and may_be_padded(attention_mask, past)
     ):
         places = torch.arange(length, device=attention_mask.device) + past
-        return Positions(ids=positions_from_mask(attention_mask)[:, places], bound=attention_mask.shape[1])
+        return Positions(ids=positions_from_mask(attention_mask)[:, places], bound=(attention_mask.shape[1],))
     if isinstance(past, Tensor):
-        return Positions(ids=(torch.arange(length, device=device) + past).unsqueeze(-1), bound=bound)
+        ids = (torch.arange(length, device=device) + past).unsqueeze(-1)
+        return Positions(ids=ids, bound=bound)
     return Positions((length,), (past,))
 
 
@@ -266,7 +261,7 @@ def may_be_padded(mask: Tensor, past: Any) -> bool:
     return is_traced() or not is_known or bool((mask == 0).any())
 
 
-def given_positions(position_ids: Any, length: int, bound: int | None = None) -> Positions:
+def given_positions(position_ids: Any, length: int, bound: tuple[int] | None = None) -> Positions:
     """Positions that the caller gives, as a range where all rows are known to be one."""
     if not isinstance(position_ids, Tensor) or position_ids.shape[-1] != length:
         shown = position_ids.shape if isinstance(position_ids, Tensor) else type(position_ids).__name__
@@ -278,7 +273,8 @@ def given_positions(position_ids: Any, length: int, bound: int | None = None) ->
         start, bound = int(ids[0, 0]), None
         if start >= 0 and bool((ids == torch.arange(start, start + length)).all()):
             return Positions((length,), (start,))
-    return Positions(ids=(ids[0] if ids.shape[0] == 1 else ids).unsqueeze(-1), bound=bound)
+    ids = (ids[0] if ids.shape[0] == 1 else ids).unsqueeze(-1)
+    return Positions(ids=ids, bound=bound)
 
 
 def key_positions(cache: Any, new: Positions, past: Any, attention_mask: Any, length: int) -> Positions:
@@ -328,8 +324,8 @@ def join_positions(known: Positions, new: Positions, past: Any, length: int) -> 
     old, more = (ids.repeat_interleave(rows // ids.shape[0], dim=0) for ids in (old, more))
     places = torch.arange(more.shape[1], device=more.device) + past
     joined = fit_rows(old, 0, length).index_copy(1, places, more)
-    bounds = [known.limit()[0] if known.size else known.bound, new.limit()[0] if new.size else new.bound]
-    return Positions(ids=joined, bound=None if None in bounds else max(bounds))  # type: ignore[type-var]
+    limits = [known.limit(), new.limit()]
+    return Positions(ids=joined, bound=None if None in limits else tuple(max(limits)))  # type: ignore
 
 
 def fit_rows(inputs: Tensor, start: int, count: int) -> Tensor:
@@ -467,7 +463,7 @@ class PositionHost(PositionModel):
         if cache is not None:
             past = cache.get_seq_length()
             sizes = [cache.get_mask_sizes(length, index) for index in self._layer_numbers]
-            bound = max(count + offset for count, offset in sizes)
+            bound = (max(count + offset for count, offset in sizes),)
         mask, ids = given.get("attention_mask"), given.get("position_ids")
         new = query_positions(length, past, ids, mask, tokens.device, bound)
         # A continued text is not shifted in training: its keys would not be.
@@ -475,7 +471,7 @@ class PositionHost(PositionModel):
         inputs = self.position_encoding(new, batch, tokens.device, self.wants_objectives)
         layers = inputs.layers
         if self.position_operation.has_scores and cache is not None:
-            keys = key_positions(cache, new, past, mask, bound)  # type: ignore[arg-type]
+            keys = key_positions(cache, new, past, mask, bound[0])  # type: ignore[index]
             if keys is not new:
                 layers = self.position_encoding(keys, 0, tokens.device).layers
             # Sliding windows keep the last keys only, caches of fixed size have room for more.
@@ -486,10 +482,13 @@ class PositionHost(PositionModel):
             self._pass_position_ids(given, tokens, cache)
         if self.position_encoding.changes_input:
             self._add_to_input(given, inputs)
-        checkpoints = self.training and self.is_gradient_checkpointing  # type: ignore[attr-defined]
-        return PositionContext(
-            self.position_encoding, self.position_operation, inputs, layers, not checkpoints
-        )
+        return self.context(inputs, layers)
+
+    def context(self, inputs: PositionInputs, key_layers: list[Tensor]) -> PositionContext:
+        """What attention layers get, given the position inputs of new tokens and of all keys."""
+        computed_twice = self.training and self.is_gradient_checkpointing  # type: ignore[attr-defined]
+        masks: Any = None if computed_twice or is_traced() else {}
+        return PositionContext(self.position_encoding, self.position_operation, inputs, key_layers, masks)
 
     def _pass_position_ids(self, given: dict[str, Any], tokens: Tensor, cache: Any) -> None:
         """Leaves `position_ids` to a model that keeps its own positions or tells packed texts by them."""
