@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from seqpe_zoo.cli import arrange_words, build_parser
+from seqpe_zoo.cli import build_parser
 from seqpe_zoo.training.run_config import load_run
 
 from .markdown_blocks import DOCS, REPOSITORY, Block, read_blocks
@@ -88,9 +88,8 @@ def explain_command(words: list[str]) -> str | None:
         return f"no target {missing}" if missing else None
     if program == "seqpe-zoo":
         try:
-            parser, commands = build_parser()
-            options = parser.parse_args([arguments[0], *arrange_words(commands[arguments[0]], arguments[1:])])
-        except (SystemExit, KeyError):
+            options = build_parser().parse_args(arguments)
+        except SystemExit:
             return "the parser refuses it"
         return explain_recipe(options) if options.command == "train" else None
     if program == "python" and arguments[0].endswith(".py"):
