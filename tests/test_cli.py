@@ -16,7 +16,9 @@ def test_help_names_every_command(capsys):
         main(["--help"])
     assert stop.value.code == 0
     text = capsys.readouterr().out
-    commands = "list info demo train evaluate compare diagnose plot convert graft stage check plan push"
+    commands = (
+        "list info recipes demo train evaluate compare diagnose plot convert graft stage check plan push"
+    )
     commands += " verify sync-code bench app"
     for command in commands.split():
         assert re.search(rf"^    {command}\b", text, re.MULTILINE), command
@@ -65,6 +67,8 @@ def test_names_that_need_no_torch_are_those_of_the_registry():
         ["convert", "nowhere/at/all", "out"],
         ["app", "--models", "absent"],
         ["info", "seqp"],
+        ["train", "finetune_vti"],
+        ["compare", "rope", "--recipe", "mini_lmm"],
     ],
 )
 def test_wrong_names_are_found_before_torch_is_imported(words, tmp_path):

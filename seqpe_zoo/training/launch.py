@@ -6,7 +6,6 @@ import argparse
 import logging
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 EXIT_WRONG_INPUT, EXIT_DISK_FULL = 2, 32
@@ -14,7 +13,7 @@ EXIT_WRONG_INPUT, EXIT_DISK_FULL = 2, 32
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of a run to a parser."""
-    parser.add_argument("recipe", type=Path, help="YAML file")
+    parser.add_argument("recipe", help="name as printed by `seqpe-zoo recipes`, or a YAML file")
     parser.add_argument(
         "changes", nargs="*", metavar="section.key=value", help="instead of what the recipe says"
     )
