@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,21 @@ def assert_figures_are_printed(page: Path, printed: str) -> None:
         rows = [line for line in printed.splitlines() if line.startswith("| ")]
         assert len(rows) >= 15
         assert [row for row in rows if row not in page.read_text().splitlines()] == []
+
+
+def test_front_page_is_short_and_shows_what_it_prints() -> None:
+    assert len(README.read_text().split()) < 900
+    blocks = read_blocks(README)
+    outputs = [below for block, below in pairwise(blocks) if below.is_output_of(block)]
+    assert len(outputs) == sum(block.language == "python" for block in blocks) == 3
+    assert all(len(block.text.strip().splitlines()) <= 7 for block in blocks if block.language == "python")
+
+
+def test_results_of_the_front_page_are_those_that_were_measured() -> None:
+    table = (OF_RUNS / "mini_llama" / "table.md").read_text().splitlines()
+    rows = [line for line in README.read_text().splitlines() if "±" in line]
+    assert len(rows) >= 6
+    assert [row for row in rows if row not in table] == []
 
 
 def test_every_kind_of_page_is_run() -> None:
