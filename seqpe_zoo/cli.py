@@ -209,7 +209,6 @@ def _describe_encoding(name: str) -> list[str]:
 
 def _describe_entry(entry: Any) -> list[str]:
     from .evaluation.report import format_value
-    from .zoo import zoo_path
 
     measured = [
         f"  {entry.metric} at {at}: {format_value(entry.metric, v)}" for at, v in entry.measured.items()
@@ -220,7 +219,7 @@ def _describe_entry(entry: Any) -> list[str]:
         f"parameters: {entry.parameters or 'not said'}",
         f"trained on: {entry.trained_on}",
         *(["measured:", *measured] if measured else ["not measured"]),
-        f"measure it: seqpe-zoo evaluate {zoo_path(entry.name)}",
+        f"measure it: seqpe-zoo evaluate {entry.name}",
     ]
 
 

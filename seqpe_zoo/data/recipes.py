@@ -9,18 +9,17 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from ..zoo import shipped_folder
 from .errors import DataError
 from .names import did_you_mean
 
-PACKAGE = Path(__file__).parents[1]
-COMPARISONS = PACKAGE / "training" / "comparisons"
+COMPARISONS = Path(__file__).parents[1] / "training" / "comparisons"
 
 
 def list_recipes() -> dict[str, Path]:
     """Returns the files of all recipes and comparisons by name."""
-    packaged = PACKAGE / "recipes"
-    recipes = packaged if packaged.is_dir() else PACKAGE.parent / "train_scripts" / "recipes"
-    return {path.stem: path for folder in (recipes, COMPARISONS) for path in sorted(folder.glob("*.yaml"))}
+    folders = (shipped_folder("recipes", "train_scripts/recipes"), COMPARISONS)
+    return {path.stem: path for folder in folders for path in sorted(folder.glob("*.yaml"))}
 
 
 def find_recipe(recipe: str | Path) -> Path:

@@ -12,10 +12,12 @@ from dataclasses import MISSING, asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, Union
 
+from ..data.errors import DataError
+
 T = TypeVar("T")
 
 
-class ConfigError(ValueError):
+class ConfigError(DataError):
     """A run configuration that cannot be meant; commands print it without a traceback."""
 
 

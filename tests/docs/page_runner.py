@@ -31,7 +31,9 @@ def run_page(page: Path) -> None:
             run_block(block, names)
         sys.stdout.write(printed.getvalue())
         if following is not None and following.is_output_of(block):
-            assert printed.getvalue().strip() == following.text.strip(), f"{following.place} shows other output"
+            assert printed.getvalue().strip() == following.text.strip(), (
+                f"{following.place} shows other output"
+            )
 
 
 def run_block(block: Block, names: dict[str, object]) -> None:
