@@ -87,8 +87,7 @@ def test_wrong_names_are_found_before_torch_is_imported(words, tmp_path):
     model.mkdir()
     (model / "config.json").write_text('{"architectures": ["GPT2LMHeadModel"]}')
     program = (
-        "import sys; from seqpe_zoo import zoo_path
-from seqpe_zoo.cli import main; code = main(sys.argv[1:]); "
+        "import sys; from seqpe_zoo.cli import main; code = main(sys.argv[1:]); "
         "heavy = {'torch', 'timm', 'transformers'} & set(sys.modules); sys.exit(f'imported {heavy}' if "
         "heavy else code)"
     )

@@ -117,7 +117,8 @@ def explain_command(words: list[str]) -> str | None:
 
 def explain_recipe(options: object) -> str | None:
     try:
-        load_run(REPOSITORY / options.recipe, options.changes)
+        in_clone = REPOSITORY / options.recipe
+        load_run(in_clone if in_clone.exists() else options.recipe, options.changes)
     except (ValueError, OSError) as error:
         return str(error)
     return None
