@@ -9,7 +9,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from .launch import EXIT_WRONG_INPUT, add_run_arguments
+from ..data.recipes import find_recipe
+from .launch import EXIT_WRONG_INPUT, add_run_arguments, check_names
 
 
 def add_subcommands(subparsers: Any) -> None:
@@ -29,7 +30,9 @@ def add_subcommands(subparsers: Any) -> None:
     demo.set_defaults(handler=_demo)
 
     train = subparsers.add_parser(
-        "train", help="train or fine-tune by a recipe", description="Runs a recipe of train_scripts/recipes."
+        "train",
+        help="train or fine-tune by a recipe",
+        description="Runs a recipe, by name or path, with changes as training.steps=100.",
     )
     add_run_arguments(train)
     train.set_defaults(handler=_train)
@@ -43,10 +46,9 @@ def add_subcommands(subparsers: Any) -> None:
     compare.add_argument("contestants", nargs="*", metavar="[LABEL=]ENCODING[:option=value,...] or MODEL")
     compare.add_argument(
         "--recipe",
-        type=Path,
         required=True,
-        help="YAML recipe of train_gpt2 or train_vit, or a comparison with its own contestants, by path or "
-        "name: mini_lm, mini_llama, mini_image, mini_photos, mini_ablation",
+        help="comparison, or recipe of a model that is trained from scratch: name as printed by "
+        "`seqpe-zoo recipes`, or a YAML file",
     )
     compare.add_argument("--data-dir", type=Path, help="comparisons: texts or images")
     compare.add_argument("--start", type=Path, help="comparisons that fine-tune: output of the earlier one")
@@ -79,6 +81,9 @@ def add_subcommands(subparsers: Any) -> None:
 
 
 def _train(options: argparse.Namespace) -> int:
+    from .run_config import load_run
+
+    check_names(load_run(options.recipe, options.changes))  # before torch is imported
     from .launch import start
 
     return start(options)
@@ -119,6 +124,7 @@ def _demo(options: argparse.Namespace) -> int:
 
 
 def _compare(options: argparse.Namespace) -> int:
+    find_recipe(options.recipe)  # before torch is imported
     from ..data.errors import DataError
     from .checkpoints import DiskFullError
     from .comparison import is_comparison

@@ -14,12 +14,12 @@ from typing import Any
 
 from ..data.errors import DataError
 from ..data.held_out import split_texts
+from ..data.recipes import find_recipe
 from ..data.text_blocks import find_text_files, read_text_files
 from ..data.trained_tokenizer import train_tokenizer
 from .side_by_side import PlannedRun
 from .strict_config import ConfigError, apply_overrides, build_config, read_yaml
 
-FOLDER = Path(__file__).with_name("comparisons")
 DATA_KINDS = ("texts", "fashion-mnist", "images")
 
 
@@ -94,24 +94,12 @@ class Comparison:
         return build_config(Contestant, self.contestants[label])
 
 
-def comparison_names() -> list[str]:
-    """Returns the names of the comparisons that come with the package."""
-    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
-
-
-def is_comparison(recipe: Path) -> bool:
+def is_comparison(recipe: str | Path) -> bool:
     """Tells a comparison from a recipe of one run."""
-    path = find_comparison(recipe)
-    return path.is_file() and "contestants" in read_yaml(path)
+    return "contestants" in read_yaml(find_recipe(recipe))
 
 
-def find_comparison(recipe: Path) -> Path:
-    """Returns the file of a comparison that is given by name or path."""
-    named = FOLDER / f"{recipe}.yaml"
-    return named if named.is_file() else recipe
-
-
-def load_comparison(recipe: Path, changes: Sequence[str] = ()) -> Comparison:
+def load_comparison(recipe: str | Path, changes: Sequence[str] = ()) -> Comparison:
     """Reads a comparison.
 
     Args:
@@ -121,7 +109,7 @@ def load_comparison(recipe: Path, changes: Sequence[str] = ()) -> Comparison:
     Raises:
         ConfigError: it is wrong in any way.
     """
-    content = read_yaml(find_comparison(recipe))
+    content = read_yaml(find_recipe(recipe))
     content["recipe"] = apply_overrides(content.get("recipe", {}), changes)
     return build_config(Comparison, content)
 

@@ -6,15 +6,16 @@ import argparse
 import logging
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
+
+from ..data.names import check_data_name, parse_model_name
 
 EXIT_WRONG_INPUT, EXIT_DISK_FULL = 2, 32
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of a run to a parser."""
-    parser.add_argument("recipe", type=Path, help="YAML file")
+    parser.add_argument("recipe", help="name as printed by `seqpe-zoo recipes`, or a YAML file")
     parser.add_argument(
         "changes", nargs="*", metavar="section.key=value", help="instead of what the recipe says"
     )
@@ -27,6 +28,19 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         "--push-to-hub", metavar="OWNER/NAME", help="publish the finished model, after its check"
     )
     parser.add_argument("--license", default="apache-2.0", help="of the published weights (apache-2.0)")
+
+
+def check_names(run: Any) -> None:
+    """Finds data and checkpoints that are missing.
+
+    Raises:
+        DataError: as said.
+    """
+    source, checkpoint = getattr(run.data, "source", None), getattr(run.model, "checkpoint", None)
+    if source is not None:
+        check_data_name("images" if run.task.endswith("vit") else "text", source)
+    if checkpoint is not None:
+        parse_model_name(checkpoint)
 
 
 def builder_of(task: str) -> Callable[[Any], Any]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..data.recipes import find_recipe
 from .strict_config import ConfigError, apply_overrides, build_config, read_yaml
 
 SCHEDULES = ("linear", "cosine", "constant")
@@ -403,19 +404,22 @@ RUNS: dict[str, type[Any]] = {
 }
 
 
-def load_run(path: Path, changes: Sequence[str] = (), task: str | None = None) -> Any:
+def load_run(path: str | Path, changes: Sequence[str] = (), task: str | None = None) -> Any:
     """Reads a recipe.
 
     Args:
-        path: YAML file.
+        path: YAML file, or the name of a recipe of the package.
         changes: words `section.key=value`.
         task: refuse a recipe of another task.
 
     Raises:
         ConfigError: the recipe is wrong in any way.
+        DataError: there is none.
     """
-    content = apply_overrides(read_yaml(path), changes)
+    content = apply_overrides(read_yaml(find_recipe(path)), changes)
     name = content.get("task")
+    if "contestants" in content:
+        raise ConfigError(f"{path} is a comparison of several runs: seqpe-zoo compare --recipe {path}")
     if name not in RUNS:
         raise ConfigError(f"{path}: task {name!r} must be one of {', '.join(RUNS)}")
     if task is not None and name != task:

@@ -12,10 +12,12 @@ from dataclasses import MISSING, asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, Union
 
+from ..data.errors import DataError
+
 T = TypeVar("T")
 
 
-class ConfigError(ValueError):
+class ConfigError(DataError):
     """A run configuration that cannot be meant; commands print it without a traceback."""
 
 
@@ -30,7 +32,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise ConfigError(f"{path} does not exist{_meant_recipe(path)}") from error
+        raise ConfigError(f"{path} does not exist") from error
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -38,12 +40,6 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ConfigError(f"{path} must hold sections such as model, data and training")
     return content
-
-
-def _meant_recipe(path: Path) -> str:
-    """The rest of a sentence, for those who leave out the folder or the ending of a recipe."""
-    near = Path("train_scripts") / "recipes" / f"{path.name.removesuffix('.yaml')}.yaml"
-    return f"; did you mean {near}?" if near.is_file() else "; give the path of a YAML recipe"
 
 
 def apply_overrides(content: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from seqpe_zoo.cli import main
+from seqpe_zoo.data.recipes import COMPARISONS
 from seqpe_zoo.training.comparison import (
-    comparison_names,
     is_comparison,
     load_comparison,
     plan_runs,
@@ -108,10 +108,10 @@ def test_contestant_may_train_otherwise(recipe: Path, tmp_path: Path) -> None:
     assert [run.recipe["training"]["seed"] for run in runs] == [7, 7]
 
 
-@pytest.mark.parametrize("name", comparison_names())
+@pytest.mark.parametrize("name", [path.stem for path in COMPARISONS.glob("*.yaml")])
 def test_comparisons_of_the_package_are_valid(name: str, tmp_path: Path) -> None:
-    comparison = load_comparison(Path(name))
-    assert is_comparison(Path(name))
+    comparison = load_comparison(name)
+    assert is_comparison(name)
     places = dict.fromkeys(("data", "tokenizer", "start", "train", "validation", "test"), "place")
     labels = list(comparison.contestants)
     runs = plan_runs(comparison, labels, comparison.seeds, places, tmp_path)
