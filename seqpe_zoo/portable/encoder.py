@@ -10,6 +10,7 @@ with the vectors is the business of `seqpe.py`.
 
 import logging
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -341,8 +342,6 @@ def sinusoids(positions: Tensor, width: int, max_position: int) -> Tensor:
     return F.pad(waves, (0, width - waves.shape[-1]))[..., :width]
 
 
-@torch.inference_mode(False)
-@torch.enable_grad()
 def fit_to_sinusoids(
     encoder: PositionEncoder,
     max_position: int,
@@ -364,14 +363,37 @@ def fit_to_sinusoids(
         batch_size: positions a step.
         learning_rate: of the first step.
     """
+
+    def draw() -> tuple[Tensor, Tensor]:
+        positions = torch.randint(max_position, (batch_size, encoder.num_dims), generator=generator)
+        return positions, sinusoids(positions, encoder.out_dim, max_position)
+
+    return fit_encoder(encoder, draw, steps, learning_rate)
+
+
+@torch.inference_mode(False)
+@torch.enable_grad()
+def fit_encoder(
+    encoder: PositionEncoder,
+    draw: Callable[[], tuple[Tensor, Tensor]],
+    steps: int,
+    learning_rate: float = 3e-3,
+) -> float:
+    """Fits an encoder to given vectors, and returns the last mean squared error.
+
+    Args:
+        encoder: on any device but "meta".
+        draw: gives the positions (N, n) of a step and the vectors (N, out_dim) wanted for them.
+        steps: of Adam, at a rate that falls to zero.
+        learning_rate: of the first step.
+    """
     device, was_training, error = encoder.cls_embedding.device, encoder.training, math.inf
     optimizer = torch.optim.Adam(encoder.parameters(), learning_rate)
-    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.01, steps)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.01, max(1, steps))
     encoder.eval()  # without dropout
     for step in range(1, steps + 1):
-        positions = torch.randint(max_position, (batch_size, encoder.num_dims), generator=generator)
-        positions = positions.to(device)
-        loss = F.mse_loss(encoder(positions), sinusoids(positions, encoder.out_dim, max_position))
+        positions, wanted = draw()
+        loss = F.mse_loss(encoder(positions.to(device)), wanted.to(device))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
