@@ -295,7 +295,8 @@ class RotateOperation(AttentionOperation):
 
     def _rotate(self, x: Tensor, inputs: Tensor, groups: int) -> Tensor:
         by_head = inputs.to(x.dtype).unflatten(-1, (self.num_heads, 2, -1)).transpose(-4, -3)
-        cos, sin = (share_heads(part, groups) for part in by_head.unbind(-2))  # (..., H, L, D/2)
+        cos, sin = by_head.unbind(-2)  # (..., H, L, D/2)
+        cos, sin = share_heads(cos, groups), share_heads(sin, groups)
         even, odd = x.unflatten(-1, (-1, 2)).unbind(-1)
         return torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1).flatten(-2)
 
