@@ -72,7 +72,7 @@ class Photographs(Dataset):
 
 
 def make_loader(photographs: Photographs, length: int, seed: int, is_training: bool) -> Any:
-    """timm's own loader of patches with their rows and columns."""
+    """Timm's own loader of patches with their rows and columns."""
     return create_naflex_loader(
         photographs,
         patch_size=SIZES["patch_size"],

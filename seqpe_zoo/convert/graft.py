@@ -28,7 +28,6 @@ from .warm_start import (
 )
 from .zoo_checkpoint import Converted
 
-
 FIT_LENGTH = 4096
 """Positions of a rotation that the encoder is fitted to, at most."""
 
