@@ -102,10 +102,13 @@ def attention_with_positions(
         key = operation.on_key(key, inputs)
     if operation.has_scores:
         scaling = kwargs.get("scaling") or query.shape[-1] ** -0.5
+        # OPT multiplies queries by its scaling beforehand and has attention multiply by 1.
+        own_scaling = getattr(module, "scaling", None) or scaling
         factors = operation.score_factors(inputs, context.key_layers[layer].to(query.device))
         if fits_in_mask(implementation, query, key, factors):
-            attention_mask = score_mask(context, module, query, key, factors, attention_mask, scaling)
+            attention_mask = score_mask(context, module, query, key, factors, attention_mask, own_scaling)
         else:
+            factors = (factors[0] * (own_scaling / scaling), factors[1])
             query, key, value = widen_heads(query, key, value, factors, operation.groups)
             check_wider_heads(implementation, query.shape[-1])
             kwargs["scaling"] = scaling
