@@ -381,7 +381,9 @@ class PositionModel:
 
     def _set_gradient_checkpointing(self, enable: bool = True, *args: Any, **kwargs: Any) -> None:
         function = args[0] if args else kwargs.get("gradient_checkpointing_func")
-        trains = any(p.requires_grad for p in self.position_host.position_encoding.parameters())
+        # A config may enable it while the model is built, before there is an encoding.
+        encodings = [part for part in self.modules() if isinstance(part, PositionEncoding)]  # type: ignore[attr-defined]
+        trains = any(p.requires_grad for encoding in encodings for p in encoding.parameters())
         if enable and trains and getattr(function, "keywords", {}).get("use_reentrant"):
             raise ValueError(
                 "reentrant gradient checkpointing cannot train a position encoding that all layers share; "
