@@ -516,7 +516,7 @@ class PositionEncoding(nn.Module):
     def _numbered(self, positions: Positions) -> Positions:
         """Checks a grid, and numbers its cells through, prefix tokens first, for methods that `flattens`."""
         if not is_traced():
-            check_grid(positions.size, positions.origin(), self.host.num_dims)
+            check_grid(positions.size, positions.start, self.host.num_dims)
         if self.num_dims == self.host.num_dims:
             return positions
         if any(positions.start):

@@ -1,9 +1,8 @@
 """Positions: where tokens are, and how a position is written as digits (paper, section 3.2).
 
 A position has n integer coordinates. `Positions` describes those of a forward pass: a grid whose size is
-known without looking at a tensor (a range of text is a grid of one dimension), or a tensor. Positions are
-checked where they are made, so that the forward pass need not wait for a device. Digits are plain tensor
-arithmetic that can be traced, compiled and exported.
+known without looking at a tensor (a range of text is a grid of one dimension), or a tensor. Digits are plain
+tensor arithmetic that can be traced, compiled and exported.
 """
 
 from collections.abc import Sequence
@@ -29,13 +28,14 @@ class Positions(NamedTuple):
 
     def origin(self) -> tuple[int, ...]:
         """Returns the first cell of a grid."""
-        return self.start or (0,) * len(self.size or ())
+        return self.start or (0,) * len(self.size)  # type: ignore[arg-type]
 
     def within(self, rows: int) -> bool:
         """Whether these are a range of text positions that ends at `rows` at the latest."""
-        if self.ids is not None or not len(self.size or ()) == len(self.origin()) == 1:
+        if not isinstance(self.size, tuple) or not len(self.size) == len(self.origin()) == 1:
             return False
-        return 0 <= self.origin()[0] <= self.origin()[0] + self.size[0] <= rows  # type: ignore[index]
+        (cells,), (first,) = self.size, self.origin()
+        return 0 <= first < rows and first <= first + cells <= rows
 
     def tensor(self, device: Any = None) -> Tensor:
         """Returns (L, n), or (B, L, n) where the examples of a batch differ."""
@@ -44,28 +44,29 @@ class Positions(NamedTuple):
     def limit(self) -> list[int] | None:
         """Returns what coordinates are below, by dimension; None for a tensor whose values are unknown."""
         if self.ids is None:
-            return [first + cells for first, cells in zip(self.origin(), self.size or (), strict=True)]
+            return [first + cells for first, cells in zip(self.origin(), self.size)]  # type: ignore[arg-type]
         return None if self.bound is None else list(self.bound)
 
 
 def range_positions(length: int, start: int = 0, device: Any = None) -> Tensor:
     """Returns the 1-D positions start, start + 1, ... as an (L, 1) tensor."""
-    return torch.arange(start, start + length, device=device).unsqueeze(-1)
+    return grid_positions((length,), (start,), device)
 
 
 def grid_positions(size: Sequence[int], start: Sequence[int] | None = None, device: Any = None) -> Tensor:
     """Returns the positions of a grid in row-major order, last dimension fastest.
 
     Args:
-        size: number of cells in each dimension, for an image (rows, columns).
+        size: cells in each dimension, for an image (rows, columns).
         start: position of the first cell, zeros when not given.
         device: where the tensor lives.
 
     Returns:
-        Tensor of shape (prod(size), n); dimension 0 is the row of an image, dimension 1 its column.
+        (prod(size), n); dimension 0 is the row of an image, dimension 1 its column.
     """
-    origin = [0] * len(size) if start is None else start
-    axes = [torch.arange(cells, device=device) + first for cells, first in zip(size, origin)]
+    axes = [
+        torch.arange(cells, device=device) + first for cells, first in zip(size, start or [0] * len(size))
+    ]
     return torch.stack(torch.meshgrid(axes, indexing="ij"), dim=-1).reshape(-1, len(axes))
 
 
@@ -118,10 +119,6 @@ def check_positions(
 
     Returns:
         The positions as int64, so that arithmetic does not overflow, with their bound.
-
-    Raises:
-        TypeError: positions are no tensor.
-        ValueError: positions are not integers, have another number of dimensions, or are negative.
     """
     highest = "any size" if capacity is None else f"{capacity - 1}"
     if not isinstance(positions, Tensor):
@@ -149,10 +146,9 @@ def check_positions(
     if positions.dtype == torch.uint64 and smallest < 0:
         raise ValueError("a position of 2**63 or more does not fit; positions are 64-bit signed integers")
     if smallest < (ABSENT if allow_absent else 0):
-        advice = "" if allow_absent else " (a coordinate of -1 means 'absent' and needs allow_absent=True)"
         raise ValueError(
-            f"position {smallest} is negative; positions go from 0 to {highest}{advice}. "
-            "Shift all positions so that the smallest is 0."
+            f"position {smallest} is negative; positions go from 0 to {highest} (-1 means 'absent' and needs "
+            "allow_absent=True). Shift all positions so that the smallest is 0."
         )
     largest = checked.flatten(0, -2).amax(dim=0)
     return Positions(ids=checked, bound=tuple(int(number) + 1 for number in largest))
@@ -160,25 +156,32 @@ def check_positions(
 
 def check_grid(size: Any, start: Any, num_dims: int) -> None:
     """Raises ValueError when size or start of a grid are not `num_dims` whole numbers from 0 on."""
-    for name, numbers in {"size": size, "start": start}.items():
-        is_whole = isinstance(numbers, Sequence) and all(type(n) is int and n >= 0 for n in numbers)
-        if not is_whole or len(numbers) != num_dims:
+    for name, numbers in (("size", size), ("start", start or (0,) * num_dims)):
+        whole = [n for n in numbers if type(n) is int and n >= 0] if isinstance(numbers, Sequence) else []
+        if not len(whole) == num_dims == len(numbers):
             raise ValueError(
                 f"{name}={numbers!r} of a grid of positions must be {num_dims} whole numbers from 0 on, one "
                 "for each dimension"
             )
 
 
+def count_digits(base: int, below: int) -> int:
+    """Returns how many digits write all numbers below `below`, at least one."""
+    digits = 1
+    while base**digits < below:
+        digits += 1
+    return digits
+
+
 def positions_to_digits(positions: Tensor, base: int, num_digits: int) -> Tensor:
     """Writes each coordinate with `num_digits` digits, most significant first.
 
-    A position becomes n * k digits: each coordinate in base b, left-padded with zeros to k digits,
-    coordinates one after the other, so (2, 3) with k = 2 is 0 2 0 3.
+    Coordinates follow each other, each left-padded with zeros: (2, 3) with two digits is 0 2 0 3.
 
     Args:
         positions: integers (..., n), each in [0, base ** num_digits).
-        base: base of the number system, at least 2.
-        num_digits: k, digits per coordinate.
+        base: of the number system, at least 2.
+        num_digits: k, for each coordinate.
 
     Returns:
         Long tensor (..., n * k).
@@ -189,17 +192,10 @@ def positions_to_digits(positions: Tensor, base: int, num_digits: int) -> Tensor
 
 
 def real_digit_mask(digits: Tensor, num_digits: int) -> Tensor:
-    """Tells real digits from the zeros that pad a coordinate on its left.
+    """Tells real digits from the zeros that pad a coordinate on its left: (..., n * k) to bool (..., n * k).
 
-    The number 0 is one real digit, so the last place of each coordinate is always real.
-
-    Args:
-        digits: (..., n * k).
-        num_digits: k.
-
-    Returns:
-        Bool tensor (..., n * k), true for real digits. Whether a digit is real depends on the digits before
-        it alone, which is what allows prefixes to be shared under padding masks.
+    The number 0 is one real digit, so the last place of each coordinate is always real. Whether a digit is
+    real depends on the digits before it alone, which allows prefixes to be shared under padding masks.
     """
     places = digits.unflatten(-1, (-1, num_digits))
     seen = (places != 0).long().cumsum(dim=-1) > 0
