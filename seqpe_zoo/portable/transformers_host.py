@@ -136,7 +136,8 @@ def score_mask(
 ) -> Tensor:
     """The mask with position scores in it, (1 or B, H, L, S); made once for layers that share W_PE."""
     masks = {} if context.masks is None else context.masks
-    key = (id(mask), id(context.inputs.layers[layer]))
+    # Layers with a sliding window keep fewer keys.
+    key = (id(mask), id(context.inputs.layers[layer]), context.key_layers[layer].shape[-2])
     if key not in masks:
         scores = position_scores(factors, scaling, context.operation.groups)
         # The mask is kept too, so that no other gets its id.
