@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .after_import import run_after_import
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the same names for editors and type checkers
     from .auto_classes import register_auto_classes
     from .hosts import Host, list_hosts, set_position_encoding, with_position_encoding
     from .portable.configuration_seqpe import SeqPEGPT2Config
@@ -35,64 +35,22 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
-_HOME = {
-    "Host": "hosts",
-    "list_hosts": "hosts",
-    "set_position_encoding": "hosts",
-    "with_position_encoding": "hosts",
-    "ABSENT": "portable.positions",
-    "AttentionOperation": "portable.position_encoding",
-    "PositionEncoding": "portable.position_encoding",
-    "PositionLosses": "portable.position_encoding",
-    "Positions": "portable.positions",
-    "SeqPE": "portable.seqpe",
-    "SeqPEGPT2Config": "portable.configuration_seqpe",
-    "SeqPEGPT2LMHeadModel": "portable.modeling_seqpe",
-    "SeqPEGPT2Model": "portable.modeling_seqpe",
-    "SeqPEOptions": "portable.seqpe",
-    "SeqPEViTConfig": "portable.configuration_seqpe_vit",
-    "SeqPEViTForImageClassification": "portable.modeling_seqpe_vit",
-    "SeqPEViTModel": "portable.modeling_seqpe_vit",
-    "build_position_encoding": "portable.encodings",
-    "grid_positions": "portable.positions",
-    "list_position_encodings": "portable.encodings",
-    "positions_from_mask": "portable.positions",
-    "range_positions": "portable.positions",
-    "register_auto_classes": "auto_classes",
-    "register_position_encoding": "portable.encodings",
-    "register_timm": "timm_models",
-    "unregister_timm": "timm_models",
-    "zoo_path": "zoo",
+_NAMES = {
+    "auto_classes": "register_auto_classes",
+    "hosts": "Host list_hosts set_position_encoding with_position_encoding",
+    "portable.configuration_seqpe": "SeqPEGPT2Config",
+    "portable.configuration_seqpe_vit": "SeqPEViTConfig",
+    "portable.encodings": "build_position_encoding list_position_encodings register_position_encoding",
+    "portable.modeling_seqpe": "SeqPEGPT2LMHeadModel SeqPEGPT2Model",
+    "portable.modeling_seqpe_vit": "SeqPEViTForImageClassification SeqPEViTModel",
+    "portable.position_encoding": "AttentionOperation PositionEncoding PositionLosses",
+    "portable.positions": "ABSENT Positions grid_positions positions_from_mask range_positions",
+    "portable.seqpe": "SeqPE SeqPEOptions",
+    "timm_models": "register_timm unregister_timm",
+    "zoo": "zoo_path",
 }
-__all__ = [
-    "ABSENT",
-    "AttentionOperation",
-    "Host",
-    "PositionEncoding",
-    "PositionLosses",
-    "Positions",
-    "SeqPE",
-    "SeqPEGPT2Config",
-    "SeqPEGPT2LMHeadModel",
-    "SeqPEGPT2Model",
-    "SeqPEOptions",
-    "SeqPEViTConfig",
-    "SeqPEViTForImageClassification",
-    "SeqPEViTModel",
-    "build_position_encoding",
-    "grid_positions",
-    "list_hosts",
-    "list_position_encodings",
-    "positions_from_mask",
-    "range_positions",
-    "register_auto_classes",
-    "register_position_encoding",
-    "register_timm",
-    "set_position_encoding",
-    "unregister_timm",
-    "with_position_encoding",
-    "zoo_path",
-]
+_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:

@@ -18,6 +18,7 @@ from .app.commands import add_subcommands as add_app_commands
 from .convert.commands import add_subcommands as add_convert_commands
 from .data.errors import DataError
 from .data.names import ENCODINGS, did_you_mean, is_own_timm_name, timm_names
+from .data.recipes import describe_recipe, list_recipes
 from .evaluation.commands import add_subcommands as add_evaluation_commands
 from .hub.commands import add_subcommands as add_hub_commands
 from .training.commands import add_subcommands as add_training_commands
@@ -121,6 +122,8 @@ def _add_own_commands(subparsers: Any) -> None:
     info = subparsers.add_parser("info", help="a position encoding and its options, or a model")
     info.add_argument("name", help="as printed by `seqpe-zoo list`")
     info.set_defaults(handler=_info)
+    recipes = subparsers.add_parser("recipes", help="recipes of `train` and comparisons of `compare`")
+    recipes.set_defaults(handler=_recipes)
     bench = subparsers.add_parser("bench", help="compare speed and memory with timm and transformers")
     bench.add_argument("--full", action="store_true", help="all sizes, more repetitions")
     bench.add_argument("--only", nargs="+", metavar="SECTION", default=[], help="as vit, gpt2, llama")
@@ -163,6 +166,19 @@ def _zoo_table() -> Any:
     return table
 
 
+def _recipes(options: argparse.Namespace) -> int:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("name", "what it is", box=None)
+    for name, path in list_recipes().items():
+        table.add_row(name, describe_recipe(path))
+    console = Console(highlight=False)
+    console.print(table)
+    console.print("seqpe-zoo train NAME section.key=value --dry-run; mini_*: seqpe-zoo compare --recipe NAME")
+    return 0
+
+
 def _info(options: argparse.Namespace) -> int:
     from .hub.zoo_entries import zoo_entries
 
@@ -193,7 +209,6 @@ def _describe_encoding(name: str) -> list[str]:
 
 def _describe_entry(entry: Any) -> list[str]:
     from .evaluation.report import format_value
-    from .zoo import zoo_path
 
     measured = [
         f"  {entry.metric} at {at}: {format_value(entry.metric, v)}" for at, v in entry.measured.items()
@@ -204,7 +219,7 @@ def _describe_entry(entry: Any) -> list[str]:
         f"parameters: {entry.parameters or 'not said'}",
         f"trained on: {entry.trained_on}",
         *(["measured:", *measured] if measured else ["not measured"]),
-        f"measure it: seqpe-zoo evaluate {zoo_path(entry.name)}",
+        f"measure it: seqpe-zoo evaluate {entry.name}",
     ]
 
 

@@ -30,6 +30,7 @@ UNSUPPORTED = {
     "its cache is of a type of its own": "minimax",
     "its layers run several times in a forward pass": "hrm_text",
     "its key heads are repeated in another order": "jetmoe",
+    "its layers make masks of their own from their values": "doge",
 }
 """Model types of transformers that cannot have another position encoding, by reason."""
 

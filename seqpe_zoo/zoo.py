@@ -7,10 +7,15 @@ import difflib
 from pathlib import Path
 
 
+def shipped_folder(name: str, in_clone: str) -> Path:
+    """Returns a folder that the wheel has in the package, and a clone beside it."""
+    packaged = Path(__file__).parent / name
+    return packaged if packaged.is_dir() else Path(__file__).parents[1] / in_clone
+
+
 def zoo_folder() -> Path:
-    """Returns the folder that holds a folder for each model, in an installed package or in a clone."""
-    packaged = Path(__file__).parent / "model_cards"
-    return packaged if packaged.is_dir() else Path(__file__).parents[1] / "model_cards"
+    """Returns the folder that holds a folder for each model."""
+    return shipped_folder("model_cards", "model_cards")
 
 
 def zoo_models() -> list[str]:

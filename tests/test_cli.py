@@ -5,8 +5,10 @@ import sys
 import pytest
 import timm
 
+from seqpe_zoo import zoo_path
 from seqpe_zoo.cli import build_parser, main
-from seqpe_zoo.data.names import ENCODINGS, timm_names
+from seqpe_zoo.data.errors import DataError
+from seqpe_zoo.data.names import ENCODINGS, parse_model_name, timm_names
 from seqpe_zoo.hub.zoo_entries import zoo_entries
 from seqpe_zoo.portable.encodings import POSITION_ENCODINGS
 
@@ -16,7 +18,9 @@ def test_help_names_every_command(capsys):
         main(["--help"])
     assert stop.value.code == 0
     text = capsys.readouterr().out
-    commands = "list info demo train evaluate compare diagnose plot convert graft stage check plan push"
+    commands = (
+        "list info recipes demo train evaluate compare diagnose plot convert graft stage check plan push"
+    )
     commands += " verify sync-code bench app"
     for command in commands.split():
         assert re.search(rf"^    {command}\b", text, re.MULTILINE), command
@@ -47,6 +51,12 @@ def test_info_knows_every_model_of_the_list(capsys):
         assert capsys.readouterr().out.startswith(f"{name}: ")
 
 
+def test_models_of_the_package_are_known_by_name():
+    assert parse_model_name("tiny-vit-seqpe-fashion") == ("folder", str(zoo_path("tiny-vit-seqpe-fashion")))
+    with pytest.raises(DataError, match="did you mean tiny-vit-seqpe-fashion"):
+        parse_model_name("tiny-vit-seqpe-fashon")
+
+
 def test_names_that_need_no_torch_are_those_of_the_registry():
     assert tuple(POSITION_ENCODINGS) == ENCODINGS
     assert set(timm.list_models()) <= timm_names()
@@ -65,6 +75,11 @@ def test_names_that_need_no_torch_are_those_of_the_registry():
         ["convert", "nowhere/at/all", "out"],
         ["app", "--models", "absent"],
         ["info", "seqp"],
+        ["train", "finetune_vti"],
+        ["train", "finetune_vit", "model.checkpoint=MODEL", "data.source=absent"],
+        ["train", "finetune_gpt2", "model.checkpoint=tiny-gpt2-seqpe-austin", "data.source=stdlib"],
+        ["train", "mini_lm"],
+        ["compare", "rope", "--recipe", "mini_lmm"],
     ],
 )
 def test_wrong_names_are_found_before_torch_is_imported(words, tmp_path):
@@ -76,7 +91,7 @@ def test_wrong_names_are_found_before_torch_is_imported(words, tmp_path):
         "heavy = {'torch', 'timm', 'transformers'} & set(sys.modules); sys.exit(f'imported {heavy}' if "
         "heavy else code)"
     )
-    words = [str(model) if word == "MODEL" else word for word in words]
+    words = [word.replace("MODEL", str(model)) for word in words]
     done = subprocess.run(
         [sys.executable, "-c", program, *words], capture_output=True, text=True, cwd=tmp_path
     )

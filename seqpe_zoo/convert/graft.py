@@ -2,9 +2,9 @@
 
 Where a model has a learned table of positions, added to its input (GPT-2, ViT, DeiT, DINOv2), SeqPE is fitted
 to it: with integration "input" the model stays what it was, as far as the fit goes; the others move positions
-into attention (`warm_start.py`). Any other model of transformers gets SeqPE as `set_position_encoding` gives
-it; with `keep_native` it starts as what it was. The report says how far the logits moved before any
-fine-tuning.
+into attention. In place of a rotation (Llama, Qwen) "bias" and "sum" start from what it does on average
+(`warm_start.py`); with `keep_native` the model starts as what it was. Any other model of transformers gets
+SeqPE as `set_position_encoding` gives it. The report says how far the logits moved before any fine-tuning.
 """
 
 from collections.abc import Callable
@@ -18,8 +18,18 @@ from ..portable.positions import grid_positions, range_positions
 from .errors import ConversionError
 from .sources import PROBE_LENGTH, PROBE_ROWS, check_vit
 from .state_check import load_exactly
-from .warm_start import LayerWeights, fit_encoder, start_projection
+from .warm_start import (
+    LayerWeights,
+    fit_to_table,
+    mean_queries_and_keys,
+    rotary_frequencies,
+    start_from_rotation,
+    start_projection,
+)
 from .zoo_checkpoint import Converted
+
+FIT_LENGTH = 4096
+"""Positions of a rotation that the encoder is fitted to, at most."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +53,10 @@ class GraftReport:
 
     integration: str
     positions: int
-    """Rows of the old table; 0 where nothing was fitted."""
+    """That the encoder was fitted to: rows of the old table, or lengths of a rotation; 0 without a fit."""
     fit_steps: int
     fit_error: float | None
-    """What the fit left of the table: 0 is exact, 1 is no better than its mean."""
+    """What the fit left: 0 is exact, 1 is no better than the mean."""
     inputs: str
     """What the logits were compared on."""
     change: LogitChange
@@ -107,12 +117,17 @@ def graft_transformers(
         else {"integration": integration, **(options or {})}
     )
     rows = getattr(theirs.config, "max_position_embeddings", None)
+    in_attention = integration != "input" and chosen.get("projection") != "none"
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         probe = _random_probe(theirs.config) if probe is None else probe
         old = theirs(probe).logits
-        needs_layers = table is not None and integration != "input" and chosen.get("projection") != "none"
-        layers = _transformers_layers(theirs, probe) if needs_layers else []
+        frequencies, layers, means = torch.empty(0), [], []
+        if table is not None and in_attention:
+            layers = _transformers_layers(theirs, probe)
+        elif in_attention and rows is not None and not keep_native and integration != "mul":
+            frequencies = rotary_frequencies(theirs)
+            means = mean_queries_and_keys(theirs, lambda: theirs(probe)) if len(frequencies) else []
         try:
             length = {} if rows is None else {"train_length": rows}
             model = set_position_encoding(theirs, "seqpe", keep_native=keep_native, **length, **chosen)
@@ -120,15 +135,16 @@ def graft_transformers(
             raise ConversionError(f"SeqPE cannot be grafted so: {error}") from error
     # Saved under the names of its modules: older ones, that it was loaded from, belong to its old model type.
     model._weight_conversions = None
-    encoding = model.position_host.position_encoding
-    error = None
+    encoding, error, count = model.position_host.position_encoding, None, 0
     if table is not None:
-        error = _fit(encoding, table, fit_steps, seed)
-        if layers:
-            start_projection(encoding, layers, seed)
+        error, count = _fit(encoding, table, fit_steps, seed), len(table)
+    elif means:
+        count = min(rows, FIT_LENGTH)
+        error = start_from_rotation(encoding, frequencies, means, count, fit_steps, seed)
+    if layers:
+        start_projection(encoding, layers, seed)
     with torch.no_grad():
         change = logit_change(old, model(probe).logits)
-    count = 0 if table is None else len(table)
     report = GraftReport(integration, count, fit_steps, error, probe_name, change, keep_native)
     record = {"format": f"graft on {model.config.native_model_type}", "graft": asdict(report)}
     return Converted(model, "transformers", record=record), report
@@ -249,7 +265,7 @@ def _fit(encoding: Any, table: Tensor, steps: int, seed: int) -> float:
         with torch.no_grad():
             encoding.prefix.zero_()
             encoding.prefix[:prefix] = table[:prefix]
-    return fit_encoder(encoding.encoder, positions, table[prefix:], steps, seed=seed)
+    return fit_to_table(encoding.encoder, positions, table[prefix:], steps, seed)
 
 
 def check_options(integration: str | None, options: dict[str, Any]) -> None:
@@ -282,15 +298,12 @@ def _random_probe(config: Any) -> Tensor:
 
 
 def _transformers_layers(model: Any, probe: Tensor) -> list[LayerWeights]:
-    from ..portable.transformers_host import attention_layers, first_block
+    from ..portable.transformers_host import attention_layers
 
     base = model.base_model
     attention = attention_layers(base)
-    blocks = next(
-        part
-        for part in base.modules()
-        if isinstance(part, nn.ModuleList) and first_block(base, attention[0]) in part
-    )
+    lists = [part for part in base.modules() if isinstance(part, nn.ModuleList)]
+    blocks = next(blocks for blocks in lists if attention[0] in blocks[0].modules())
     pairs, norms = [], []
     for layer, block in zip(attention, blocks, strict=True):
         if hasattr(layer, "c_attn"):  # GPT-2 has one matrix, [in, out]

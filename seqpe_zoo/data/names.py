@@ -1,7 +1,8 @@
 """What names of models and of data mean, told without torch and before the network is asked.
 
-The name of a model is a folder, a file of weights, a Hub id `ORG/NAME` or a name of timm; the prefixes of
-timm, `local-dir:` and `hf-hub:`, may stand before it. What kind of model it is, its configuration says.
+The name of a model is a folder, a file of weights, a Hub id `ORG/NAME`, a name of timm, or that of a model of
+the package; the prefixes of timm, `local-dir:` and `hf-hub:`, may stand before it. What kind of model it is,
+its configuration says.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..zoo import zoo_folder, zoo_models
 from .errors import DataError
 
 WEIGHT_FILES = (".safetensors", ".pth", ".pt", ".bin")
@@ -35,6 +37,8 @@ def parse_model_name(name: str) -> ModelName:
     Raises:
         DataError: it is none of them; says what is like it.
     """
+    if name in zoo_models() and not Path(name).exists():
+        return ModelName("folder", str(zoo_folder() / name))
     prefix, _, rest = name.rpartition(":")
     place = rest if prefix in ("local-dir", "hf-hub", "hf_hub") else name
     path = Path(place).expanduser()
@@ -53,8 +57,8 @@ def parse_model_name(name: str) -> ModelName:
     if base in timm_names() or is_own_timm_name(base):
         return ModelName("timm", place)
     raise DataError(
-        f"{name!r} is neither a folder, nor a Hub id ORG/NAME, nor a model of timm"
-        + did_you_mean(base, timm_names())
+        f"{name!r} is neither a folder, nor a Hub id ORG/NAME, nor a model of timm or of `seqpe-zoo list`"
+        + did_you_mean(base, [*zoo_models(), *timm_names()])
     )
 
 

@@ -10,6 +10,7 @@ a table.
 
 import logging
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -289,29 +290,40 @@ def sinusoids(positions: Tensor, width: int, max_position: int) -> Tensor:
     return F.pad(waves, (0, width - waves.shape[-1]))[..., :width]
 
 
-@torch.inference_mode(False)
-@torch.enable_grad()
 def fit_to_sinusoids(
     encoder: PositionEncoder, max_position: int, steps: int, generator: torch.Generator
 ) -> float:
     """Fits an encoder to sines and cosines of its positions, and returns the last mean squared error.
 
     It needs no data. Afterwards near positions have similar vectors and all positions different ones, which a
-    fresh encoder would have to learn from the loss of the host.
+    fresh encoder would have to learn from the loss of the host. Positions below `max_position` are drawn with
+    the generator, on the CPU.
+    """
+
+    def draw() -> tuple[Tensor, Tensor]:
+        positions = torch.randint(max_position, (256, encoder.num_dims), generator=generator)
+        return positions, sinusoids(positions, encoder.out_dim, max_position)
+
+    return fit_encoder(encoder, draw, steps)
+
+
+@torch.inference_mode(False)
+@torch.enable_grad()
+def fit_encoder(encoder: PositionEncoder, draw: Callable[[], tuple[Tensor, Tensor]], steps: int) -> float:
+    """Fits an encoder to given vectors, and returns the last mean squared error.
 
     Args:
         encoder: on any device but "meta".
-        max_position: positions are drawn below it.
-        steps: of Adam with 256 positions, at a rate that falls to zero.
-        generator: draws the positions; on the CPU.
+        draw: gives the positions (N, n) of a step and the vectors (N, out_dim) wanted for them.
+        steps: of Adam, at a rate that falls to zero.
     """
     device, was_training, error = encoder.cls_embedding.device, encoder.training, math.inf
     optimizer = torch.optim.Adam(encoder.parameters(), lr=3e-3)
-    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.01, steps)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.01, max(1, steps))
     encoder.eval()  # without dropout
     for step in range(1, steps + 1):
-        positions = torch.randint(max_position, (256, encoder.num_dims), generator=generator).to(device)
-        loss = F.mse_loss(encoder(positions), sinusoids(positions, encoder.out_dim, max_position))
+        positions, wanted = draw()
+        loss = F.mse_loss(encoder(positions.to(device)), wanted.to(device))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

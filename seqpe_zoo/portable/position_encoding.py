@@ -295,7 +295,8 @@ class RotateOperation(AttentionOperation):
 
     def _rotate(self, x: Tensor, inputs: Tensor, groups: int) -> Tensor:
         by_head = inputs.to(x.dtype).unflatten(-1, (self.num_heads, 2, -1)).transpose(-4, -3)
-        cos, sin = (share_heads(part, groups) for part in by_head.unbind(-2))  # (..., H, L, D/2)
+        cos, sin = by_head.unbind(-2)  # (..., H, L, D/2)
+        cos, sin = share_heads(cos, groups), share_heads(sin, groups)
         even, odd = x.unflatten(-1, (-1, 2)).unbind(-1)
         return torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1).flatten(-2)
 
@@ -538,11 +539,13 @@ class PositionEncoding(nn.Module):
         if is_traced() or (torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters())):
             return False
         state = parameter_state(self)
-        values = sample_values(self) if read_values and state else self._values
-        if state != self._state or not torch.equal(values, self._values):
+        if state is None:
             self.clear_cache()
-            self._state, self._values = state, sample_values(self) if state else values
-        return state is not None
+            return False
+        if state != self._state or (read_values and not torch.equal(sample_values(self), self._values)):
+            self.clear_cache()
+            self._state, self._values = state, sample_values(self)
+        return True
 
     def _look_up(self, positions: Positions, device: Any) -> PositionInputs:
         if self.has_table:
@@ -588,7 +591,7 @@ class PositionEncoding(nn.Module):
 
     def clear_cache(self) -> None:
         """Drops everything that was computed for inference."""
-        self._grids, self._table, self._state, self._values = {}, None, None, torch.empty(0, device="cpu")
+        self._grids, self._table, self._state, self._values = {}, None, None, None
 
     def train(self, mode: bool = True) -> "PositionEncoding":
         if mode:
@@ -600,13 +603,7 @@ class PositionEncoding(nn.Module):
         return super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            **self.__dict__,
-            "_grids": {},
-            "_table": None,
-            "_state": None,
-            "_values": torch.empty(0, device="cpu"),
-        }
+        return {**self.__dict__, "_grids": {}, "_table": None, "_state": None, "_values": None}
 
     # Weights say what they are.
 

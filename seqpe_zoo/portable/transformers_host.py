@@ -101,10 +101,13 @@ def attention_with_positions(
         key = operation.on_key(key, inputs)
     if operation.has_scores:
         scaling = kwargs.get("scaling") or query.shape[-1] ** -0.5
+        # OPT multiplies queries by its scaling beforehand and has attention multiply by 1.
+        own_scaling = getattr(module, "scaling", None) or scaling
         factors = operation.score_factors(inputs, context.key_layers[layer].to(query.device))
         if fits_in_mask(implementation, query, key, factors):
-            attention_mask = score_mask(context, layer, factors, attention_mask, scaling, query.dtype)
+            attention_mask = score_mask(context, layer, factors, attention_mask, own_scaling, query.dtype)
         else:
+            factors = (factors[0] * (own_scaling / scaling), factors[1])
             query, key, value = widen_heads(query, key, value, factors, operation.groups)
             check_wider_heads(implementation, query.shape[-1])
             kwargs["scaling"] = scaling
@@ -133,7 +136,8 @@ def score_mask(
 ) -> Tensor:
     """The mask with position scores in it, (1 or B, H, L, S); made once for layers that share W_PE."""
     masks = {} if context.masks is None else context.masks
-    key = (id(mask), id(context.inputs.layers[layer]))
+    # Layers with a sliding window keep fewer keys.
+    key = (id(mask), id(context.inputs.layers[layer]), context.key_layers[layer].shape[-2])
     if key not in masks:
         scores = position_scores(factors, scaling, context.operation.groups)
         # The mask is kept too, so that no other gets its id.
@@ -374,7 +378,9 @@ class PositionModel:
 
     def _set_gradient_checkpointing(self, enable: bool = True, *args: Any, **kwargs: Any) -> None:
         function = args[0] if args else kwargs.get("gradient_checkpointing_func")
-        trains = any(p.requires_grad for p in self.position_host.position_encoding.parameters())
+        # A config may enable it while the model is built, before there is an encoding.
+        encodings = [part for part in self.modules() if isinstance(part, PositionEncoding)]  # type: ignore[attr-defined]
+        trains = any(p.requires_grad for encoding in encodings for p in encoding.parameters())
         if enable and trains and getattr(function, "keywords", {}).get("use_reentrant"):
             raise ValueError(
                 "reentrant gradient checkpointing cannot train a position encoding that all layers share; "

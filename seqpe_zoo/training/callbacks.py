@@ -1,4 +1,4 @@
-"""What happens beside the steps: a polite stop, progress with speed and time left, the averaged weights."""
+"""What happens beside the steps: a polite stop, epochs, the averaged weights, progress and speed."""
 
 from __future__ import annotations
 
@@ -13,49 +13,70 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from torch.optim.swa_utils import AveragedModel
+from transformers import TrainerCallback, TrainerControl
 
-from .averaging import WeightAverage
 from .checkpoints import is_complete
 
 logger = logging.getLogger(__name__)
+Listener = Callable[[int, int, dict[str, Any]], None]
+"""Is told the step, the number of steps, and what was logged last."""
 _WARM = 5
 """Steps that are left out of speed: the first ones allocate and compile."""
 
 
+class AlreadyTrained(Exception):
+    """The checkpoint that a run continues from is that of its last step."""
+
+
+class EndTrained(TrainerCallback):
+    """Ends the continuation of a run whose last step is done; transformers would do one more.
+
+    It also finds the best checkpoint again, though the run folder may have moved.
+    """
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        folder = Path(args.output_dir) / f"checkpoint-{state.best_global_step}"
+        if is_complete(folder):
+            state.best_model_checkpoint = str(folder)
+        if state.global_step >= state.max_steps:
+            raise AlreadyTrained
+
+
 class StopOnSignal(TrainerCallback):
-    """Saves and stops after the current step when the process is asked to end (SIGTERM)."""
+    """Saves and stops after the current step when the process is asked to end (SIGTERM, or Ctrl-C).
+
+    Asked twice, Ctrl-C ends the process at once.
+    """
 
     def __init__(self) -> None:
-        self.asked = False
-        self._before: Any = None
+        self.asked: int | None = None
+        self._before: dict[int, Any] = {}
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGTERM, self._ask)
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._before[number] = signal.signal(number, self._ask)
 
     def _ask(self, number: int, frame: Any) -> None:
-        self.asked = True
+        if self.asked is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.asked = number
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> TrainerControl:
+    def on_step_end(self, args: Any, state: Any, control: TrainerControl, **kwargs: Any) -> TrainerControl:
         if args.world_size > 1:
             # The signal reaches processes at different steps; they must stop at the same one.
-            asked = torch.tensor(int(self.asked), device=args.device)
+            asked = torch.tensor(self.asked or 0, device=args.device)
             torch.distributed.all_reduce(asked, torch.distributed.ReduceOp.MAX)
-            self.asked = bool(asked)
-        if self.asked:
+            self.asked = int(asked) or None
+        if self.asked is not None:
             control.should_save = control.should_training_stop = True
         return control
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGTERM, self._before)
+    def restore(self) -> None:
+        """Gives signals back to who had them before."""
+        while self._before:
+            signal.signal(*self._before.popitem())
 
 
 class TellEpoch(TrainerCallback):
@@ -67,12 +88,7 @@ class TellEpoch(TrainerCallback):
     """
 
     def on_epoch_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        train_dataloader: Any = None,
-        **kwargs: Any,
+        self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **kwargs: Any
     ) -> None:
         steps = math.ceil(len(train_dataloader) / args.gradient_accumulation_steps)
         epoch = state.global_step // steps
@@ -85,120 +101,55 @@ class TellEpoch(TrainerCallback):
                 part.set_epoch(epoch)
 
 
-class FindBest(TrainerCallback):
-    """Finds the best checkpoint of a continued run again, though the run folder may have moved."""
-
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        folder = Path(args.output_dir) / f"checkpoint-{state.best_global_step}"
-        if is_complete(folder):
-            state.best_model_checkpoint = str(folder)
-
-
 class AverageWeights(TrainerCallback):
     """Updates the averaged weights after every optimizer step."""
 
-    def __init__(self, average: WeightAverage) -> None:
+    def __init__(self, average: AveragedModel) -> None:
         self.average = average
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        self.average.update(kwargs["model"])
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        self.average.update_parameters(model)
 
 
 class Progress(TrainerCallback):
-    """Tells how far a run is: a bar on a terminal, lines in a log file, or a function of the caller.
+    """Measures speed, and tells how far a run is: lines of a log, or a function of the caller.
 
     Args:
         units_a_step: tokens or images of a step, all processes together.
         unit: "tokens" or "images".
-        listener: gets step, total and the newest log instead of any display.
+        listener: is told instead of the log.
     """
 
-    def __init__(
-        self,
-        units_a_step: float,
-        unit: str,
-        listener: Callable[[int, int, dict[str, Any]], None] | None = None,
-    ) -> None:
+    def __init__(self, units_a_step: float, unit: str, listener: Listener | None = None) -> None:
         self.units_a_step, self.unit, self.listener = units_a_step, unit, listener
         self.step_times: list[float] = []
-        self._bar: Any = None
-        self._task: Any = None
         self._logged: dict[str, Any] = {}
         self._last = 0.0
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-        from rich.progress import Progress as Bar
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._last = self._last or time.perf_counter()
 
-        self._last = time.perf_counter()
-        console = Console(stderr=True)
-        if self.listener is None and state.is_world_process_zero and console.is_terminal:
-            columns = (
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeRemainingColumn(),
-            )
-            self._bar = Bar(*columns, console=console)
-            self._bar.start()
-            self._task = self._bar.add_task("training", total=state.max_steps, completed=state.global_step)
-
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         now = time.perf_counter()
         self.step_times.append(now - self._last)
         self._last = now
         if self.listener is not None:
             self.listener(state.global_step, state.max_steps, self._logged)
-        if self._bar is not None:
-            self._bar.update(self._task, completed=state.global_step, description=self._words())
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         self._logged.update(logs or {})
-        if self._bar is None and self.listener is None and state.is_world_process_zero and logs:
-            left = (state.max_steps - state.global_step) * self.seconds_a_step()
+        if args.disable_tqdm and self.listener is None and state.is_world_process_zero and logs:
+            left = format_seconds((state.max_steps - state.global_step) * self.seconds_a_step())
             shown = {
-                key: round(value, 5) if isinstance(value, float) else value for key, value in logs.items()
+                key: round(entry, 5) if isinstance(entry, float) else entry for key, entry in logs.items()
             }
-            logger.info(
-                "step %d of %d, %s, %s left: %s",
-                state.global_step,
-                state.max_steps,
-                self.speed(),
-                format_seconds(left),
-                json.dumps(shown),
-            )
+            where = f"step {state.global_step} of {state.max_steps}, {self.speed()}, {left} left"
+            logger.info("%s: %s", where, json.dumps(shown))
 
-    def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        self._last = time.perf_counter()  # an evaluation is not part of the next step's time
+    def _forget_time(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._last = 0.0  # evaluations and checkpoints are not part of the next step's time
 
-    def on_save(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        self._last = time.perf_counter()
-
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+    on_evaluate = on_save = _forget_time
 
     def seconds_a_step(self) -> float:
         """Returns the mean time of a step after the first ones; NaN before any."""
@@ -213,10 +164,6 @@ class Progress(TrainerCallback):
             return "speed not known yet"
         rate = self.units_a_step / seconds
         return f"{rate:,.0f} {self.unit}/s" if rate >= 10 else f"{rate:.2g} {self.unit}/s"
-
-    def _words(self) -> str:
-        loss = self._logged.get("loss")
-        return f"training, {self.speed()}" + ("" if loss is None else f", loss {loss:.3f}")
 
 
 def format_seconds(seconds: float) -> str:

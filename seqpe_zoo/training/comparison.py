@@ -1,7 +1,9 @@
-"""Comparisons by name: several encodings, several seeds, one budget, as `seqpe-zoo compare --recipe mini_lm`.
+"""Several encodings under one recipe and budget, as `seqpe-zoo compare --recipe mini_lm`.
 
 A comparison is a YAML file: a recipe that all contestants share, what each changes, and how the user's data
 folder is prepared for it. Words in braces in the recipe stand for places that are known only then.
+Contestants that are typed, as `seqpe rope:base=1e6 org/model`, make a comparison of a recipe of train_gpt2 or
+train_vit.
 """
 
 from __future__ import annotations
@@ -10,17 +12,24 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from ..data.errors import DataError
 from ..data.held_out import split_texts
+from ..data.recipes import find_recipe
 from ..data.text_blocks import find_text_files, read_text_files
 from ..data.trained_tokenizer import train_tokenizer
-from .side_by_side import PlannedRun
-from .strict_config import ConfigError, apply_overrides, build_config, read_yaml
+from ..evaluation.commands import split_label
+from ..evaluation.context_scaling import scale_context
+from ..evaluation.measure import measure_images, measure_text
+from ..evaluation.model_loading import load_image_model, load_language_model
+from ..evaluation.report import Measurement, read_measurements
+from .launch import build_job
+from .run_config import Count, build_run
+from .side_by_side import PlannedRun, train_side_by_side
+from .strict_config import ConfigError, Within, apply_overrides, build_config, read_value, read_yaml
 
-FOLDER = Path(__file__).with_name("comparisons")
-DATA_KINDS = ("texts", "fashion-mnist", "images")
+Seed = Annotated[int, Within(0, 2**32 - 1)]
 
 
 @dataclass(frozen=True)
@@ -32,6 +41,7 @@ class Contestant:
         options: of the encoding.
         weights_of: label of another contestant whose models are measured again, nothing is trained.
         scaling: how those read longer contexts, as of `evaluation.context_scaling`.
+        checkpoint: folder or Hub id of a model that is measured, nothing is trained.
         start: label of the contestant of an earlier comparison whose model is fine-tuned.
         training: fields of the recipe's training section in which it differs, as position_learning_rate.
         model: fields of its model section.
@@ -43,6 +53,7 @@ class Contestant:
     options: dict[str, Any] = field(default_factory=dict)
     weights_of: str | None = None
     scaling: str | None = None
+    checkpoint: str | None = None
     start: str | None = None
     training: dict[str, Any] = field(default_factory=dict)
     model: dict[str, Any] = field(default_factory=dict)
@@ -56,32 +67,33 @@ class Contestant:
                 "are measured again, and how their positions are scaled"
             )
 
+    @property
+    def is_trained(self) -> bool:
+        """Whether it has runs of its own."""
+        return self.weights_of is None and self.checkpoint is None
+
 
 @dataclass(frozen=True)
 class Comparison:
-    """A comparison, as its file says.
+    """A comparison, as its file or what was typed says.
 
     Attributes:
-        title: of the report.
-        data: how the data folder is prepared: "texts", "fashion-mnist" or "images".
         contestants: by label.
         recipe: what they share, in the form of a recipe of `seqpe-zoo train`.
-        seeds: each contestant is trained once with each.
+        title: of the report; None for contestants that were typed.
+        data: how the data folder is prepared.
+        seeds: each contestant is trained once with each; empty takes the recipe's.
         vocabulary: tokens of the tokenizer that is trained on the texts.
         paper_table: which table of the paper it redoes.
     """
 
-    title: str
-    data: str
     contestants: dict[str, dict[str, Any]]
     recipe: dict[str, Any]
-    seeds: tuple[int, ...] = (0, 1, 2)
-    vocabulary: int = 1024
+    title: str | None = None
+    data: Literal["texts", "fashion-mnist", "images"] | None = None
+    seeds: tuple[Seed, ...] = ()
+    vocabulary: Count = 1024
     paper_table: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.data not in DATA_KINDS:
-            raise ConfigError(f"data={self.data!r} must be one of {', '.join(DATA_KINDS)}")
 
     def contestant(self, label: str) -> Contestant:
         """Returns a contestant.
@@ -94,36 +106,68 @@ class Comparison:
         return build_config(Contestant, self.contestants[label])
 
 
-def comparison_names() -> list[str]:
-    """Returns the names of the comparisons that come with the package."""
-    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
-
-
-def is_comparison(recipe: Path) -> bool:
-    """Tells a comparison from a recipe of one run."""
-    path = find_comparison(recipe)
-    return path.is_file() and "contestants" in read_yaml(path)
-
-
-def find_comparison(recipe: Path) -> Path:
-    """Returns the file of a comparison that is given by name or path."""
-    named = FOLDER / f"{recipe}.yaml"
-    return named if named.is_file() else recipe
-
-
-def load_comparison(recipe: Path, changes: Sequence[str] = ()) -> Comparison:
-    """Reads a comparison.
+def load_comparison(recipe: str | Path, changes: Sequence[str] = (), words: Sequence[str] = ()) -> Comparison:
+    """Reads a comparison, or makes one of a recipe and of contestants as typed.
 
     Args:
         recipe: name or path.
         changes: words `section.key=value` of the shared recipe.
+        words: contestants as `read_contestant` takes them; a comparison brings its own.
 
     Raises:
         ConfigError: it is wrong in any way.
     """
-    content = read_yaml(find_comparison(recipe))
-    content["recipe"] = apply_overrides(content.get("recipe", {}), changes)
-    return build_config(Comparison, content)
+    path = find_recipe(recipe)
+    content = read_yaml(path)
+    if "contestants" in content:
+        content["recipe"] = apply_overrides(content.get("recipe") or {}, changes)
+        return build_config(Comparison, {"title": path.stem, "seeds": [0, 1, 2], **content})
+    shared = apply_overrides(content, changes)
+    if not words:
+        raise ConfigError(f"name the contestants: {recipe} is a recipe of one run")
+    if shared.get("task") not in ("train_gpt2", "train_vit"):
+        raise ConfigError(
+            f"{recipe} is a recipe of {shared.get('task')}; compare needs train_gpt2 or train_vit"
+        )
+    evaluation = build_run(shared).evaluation
+    if not (getattr(evaluation, "lengths", ()) or getattr(evaluation, "resolutions", ())):
+        raise ConfigError("the recipe measures nothing: set evaluation.lengths or evaluation.resolutions")
+    return Comparison(dict(read_contestant(word) for word in words), shared)
+
+
+def read_contestant(word: str) -> tuple[str, dict[str, Any]]:
+    """Reads a contestant as typed; returns its label and what a comparison would say of it.
+
+    A trained one is `[LABEL=]FOLDER` or `[LABEL=]ORG/NAME`; one to be trained is
+    `[LABEL=]ENCODING[:option=value,...]`.
+
+    Raises:
+        ConfigError: an option is not of the form name=value.
+    """
+    label, name = split_label(word)
+    if Path(name).is_dir() or "/" in name.partition(":")[0]:
+        return label or word, {"checkpoint": name}
+    head, _, tail = word.partition(":")
+    label, separator, encoding = head.partition("=")
+    return (label if separator else word), {
+        "encoding": encoding if separator else head,
+        "options": read_options(tail.split(","), word),
+    }
+
+
+def read_options(parts: Sequence[str], word: str) -> dict[str, Any]:
+    """Reads options of an encoding, `name=value` each, values as in YAML.
+
+    Raises:
+        ConfigError: one is not of that form; names the `word` that they are part of.
+    """
+    options = {}
+    for part in filter(None, parts):
+        name, equals, value = part.partition("=")
+        if not equals:
+            raise ConfigError(f"{word!r}: {part!r} is not an option of the form name=value")
+        options[name] = read_value(value, word)
+    return options
 
 
 def prepare_places(
@@ -135,6 +179,8 @@ def prepare_places(
         DataError: the data is missing or of another kind.
     """
     places = {} if start is None else {"start": str(start)}
+    if comparison.data is None:
+        return places
     if comparison.data == "fashion-mnist":
         return {**places, "data": "fashion-mnist" if data is None else f"fashion-mnist:{data}"}
     if data is None:
@@ -167,28 +213,106 @@ def plan_runs(
         source = comparison.contestant(label).weights_of
         if source is not None and source not in labels:
             raise ConfigError(f"{label!r} measures the models of {source!r}: name that contestant too")
-    for seed in seeds:
+    for seed in seeds or [None]:
         for label in labels:
             contestant = comparison.contestant(label)
-            if contestant.weights_of is not None:
+            if not contestant.is_trained:
                 continue
             known = dict(places)
             if contestant.start is not None and "start" in known:
                 known["start"] = str(Path(known["start"]) / run_name(contestant.start, seed))
             recipe = _fill(comparison.recipe, known)
+            model = recipe.setdefault("model", {})
             if contestant.encoding is not None:
-                recipe["model"]["position_encoding"] = contestant.encoding
-                recipe["model"]["position_encoding_args"] = dict(contestant.options)
-            recipe["model"] |= contestant.model
-            recipe["data"] |= contestant.data
+                is_same = model.get("position_encoding", "seqpe") == contestant.encoding
+                own = model.get("position_encoding_args", {}) if is_same else {}
+                model["position_encoding"] = contestant.encoding
+                model["position_encoding_args"] = {**own, **contestant.options}
+            model |= contestant.model
+            recipe["data"] = recipe.get("data", {}) | contestant.data
             name = run_name(label, seed)
-            recipe["training"] |= {**contestant.training, "output": str(output / name), "seed": seed}
-            runs.append(PlannedRun(name, f"{label}, seed {seed}", recipe))
+            own_seed = {} if seed is None else {"seed": seed}
+            recipe["training"] |= {**contestant.training, "output": str(output / name), **own_seed}
+            runs.append(PlannedRun(name, label if seed is None else f"{label}, seed {seed}", recipe))
     return runs
 
 
-def run_name(label: str, seed: int) -> str:
+def run_comparison(
+    comparison: Comparison,
+    labels: Sequence[str],
+    seeds: Sequence[int],
+    places: Mapping[str, str],
+    output: Path,
+    processes: int,
+    command: str,
+    console: Any,
+    resume: bool = False,
+) -> tuple[dict[str, list[dict[str, Any]]], list[Measurement]]:
+    """Trains and measures all contestants.
+
+    Returns:
+        What the results.json of every seed hold, by label of those that were trained; and all numbers, in the
+        order of the labels.
+    """
+    runs = plan_runs(comparison, labels, seeds, places, output)
+    for run in runs[: len(runs) // max(1, len(seeds))]:  # a mistake in the last one must not cost hours
+        build_job(build_run(run.recipe))
+    is_typed = comparison.title is None
+    results = train_side_by_side(runs, processes, command, console, resume, keep_checkpoints=is_typed)
+    recipes = {run.name: run.recipe for run in runs}
+    by_label: dict[str, list[dict[str, Any]]] = {}
+    measurements = []
+    for label in labels:
+        contestant = comparison.contestant(label)
+        if contestant.checkpoint is not None:
+            name = None if contestant.checkpoint == label else label
+            measurements += measure_finished(contestant.checkpoint, comparison.recipe, name)
+            continue
+        for name in (run_name(contestant.weights_of or label, seed) for seed in seeds or [None]):
+            if contestant.weights_of is None:
+                by_label.setdefault(label, []).append(results[name])
+                measurements += read_measurements(results[name], label)
+            else:
+                folder = str(output / name)
+                measurements += measure_finished(folder, recipes[name], label, contestant.scaling)
+    return by_label, measurements
+
+
+def measure_finished(
+    name: str, recipe: Mapping[str, Any], label: str | None = None, scaling: str | None = None
+) -> list[Measurement]:
+    """Measures a trained model as a recipe measures those that it trains.
+
+    Args:
+        name: folder or Hub id.
+        recipe: whose data and evaluation sections are used.
+        label: of the numbers, by default the model's.
+        scaling: scale positions from the trained size to each that is measured, as of `scale_context`.
+    """
+    run = build_run(recipe)
+    data, evaluation = run.data, run.evaluation
+    is_text = hasattr(evaluation, "lengths")
+    sizes = evaluation.lengths if is_text else evaluation.resolutions
+    batch = run.training.evaluation_batch_size or run.training.batch_size
+    measurements = []
+    for group in [sizes] if scaling is None else [(size,) for size in sizes]:
+        model = load_language_model(name) if is_text else load_image_model(name)
+        if scaling is not None:
+            scale_context(model.model, scaling, group[0] / (data.length if is_text else data.resolution))
+        shown = label or model.label
+        if is_text:
+            what = (data.source, evaluation.split, group, evaluation.max_tokens)
+            measurements += measure_text(model, shown, *what)
+        else:
+            where = (data.source, evaluation.split or data.validation_split, group, batch)
+            measurements += measure_images(model, shown, *where, max_images=evaluation.max_images)
+    return measurements
+
+
+def run_name(label: str, seed: int | None) -> str:
     """Returns the folder of a run."""
+    if seed is None:
+        return "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in label)
     return f"{re.sub('[^A-Za-z0-9]+', '_', label).strip('_')}-seed{seed}"
 
 

@@ -84,6 +84,7 @@ def write_comparison(
     report: Report,
     output: Path,
     console: Any,
+    plot: bool = True,
 ) -> None:
     """Writes results.json, table.md and a plot for each metric, and prints the tables.
 
@@ -94,20 +95,23 @@ def write_comparison(
         report: command and seed; filled here.
         output: folder.
         console: of rich.
+        plot: draw the curves, too.
     """
+    title = comparison.title or "Comparison"
     report.measurements += means(measurements)
     report.details["runs"] = {
         label: [_summary(content) for content in contents] for label, contents in results.items()
     }
     report.write(output)
-    sections = [f"# {comparison.title}\n\nMeasured here by `{report.command}`.\n"]
+    sections = [f"# {title}\n\nMeasured here by `{report.command}`.\n"]
     paper = load_paper_tables().get(comparison.paper_table or "")
     for metric in dict.fromkeys(m.metric for m in measurements):
         cells = gather(measurements, metric)
         header, rows = rows_with_spread(cells, metric)
-        print_table(console, f"{comparison.title}: {metric.replace('_', ' ')}", header, rows)
+        print_table(console, f"{title}: {metric.replace('_', ' ')}", header, rows)
         sections.append(f"## {metric.replace('_', ' ')}\n\n{markdown_table(header, rows)}")
-        _plot(cells, metric, measurements, comparison, output)
+        if plot:
+            _plot(cells, metric, measurements, comparison, output)
     if paper is not None:
         header, rows = paper_rows(comparison, list(results), paper)
         sections.append(f"## {paper.table}, {paper.data}\n\n{markdown_table(header, rows)}")

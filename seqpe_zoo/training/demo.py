@@ -8,8 +8,8 @@ from pathlib import Path
 
 from ..data.errors import DataError
 from ..evaluation.report import Report, read_measurements, typed_command
+from .comparison import measure_finished
 from .demo_jobs import DEMO_JOBS, demo_recipe
-from .remeasure import measure_scaled
 from .side_by_side import PlannedRun, TrainingFailed, train_side_by_side
 
 MODELS = "models"
@@ -54,7 +54,7 @@ def run_demo(
         if job.weights_of is not None:
             recipe = next(run.recipe for run in runs if run.name == job.weights_of)
             folder = output / MODELS / job.weights_of
-            report.measurements += measure_scaled(folder, recipe, job.scaling or "", job.label)
+            report.measurements += measure_finished(str(folder), recipe, job.label, job.scaling)
             report.details[job.name] = {"weights_of": job.weights_of, "scaling": job.scaling}
             continue
         own = results[job.name]

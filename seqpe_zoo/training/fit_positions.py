@@ -37,11 +37,20 @@ def fit_positions(
 
     Returns:
         The mean squared error at the end.
+
+    Raises:
+        DataError: the file cannot be written there; told before the fit.
     """
     from safetensors.torch import save_file
 
     torch.manual_seed(seed)
     encoding = SeqPE(dim=dim, num_dims=num_dims, **options)
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"cannot write {output}: {error.strerror}; give another file") from error
+    if output.is_dir():
+        raise DataError(f"{output} is a folder; give a file")
     generator = torch.Generator().manual_seed(seed)
     error = fit_to_sinusoids(encoding.encoder, encoding.options.max_position, steps, generator)
     facts = {
@@ -51,7 +60,6 @@ def fit_positions(
         "steps": steps,
         "seed": seed,
     }
-    output.parent.mkdir(parents=True, exist_ok=True)
     weights = {name: value.contiguous() for name, value in encoding.encoder.state_dict().items()}
     save_file(weights, output, {"seqpe_zoo_encoder": json.dumps({**facts, **options, "error": error})})
     return error

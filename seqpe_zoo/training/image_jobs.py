@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch import nn
+from transformers import set_seed
 
 from ..data.errors import DataError
 from ..data.image_sources import open_small_images
-from ..data.images import (
-    SeededImages,
-    check_same_classes,
-    class_names,
-    evaluation_transform,
-    open_image_split,
-)
-from ..data.small_images import SmallImages, shift_images
+from ..data.images import check_same_classes, class_names, evaluation_transform, open_image_split
+from ..data.small_images import SmallImages
 from ..evaluation.accuracy import check_resolutions
 from ..evaluation.measure import measure_images
 from ..evaluation.model_loading import (
@@ -30,10 +23,10 @@ from ..evaluation.model_loading import (
     load_image_model,
     read_config,
 )
-from .augmentation import MixingCollate, plain_collate, training_transform
+from .augmentation import MixingCollate, SmallImageItems, plain_collate, training_transform, with_transform
 from .image_task import ImageTask, save_image_model
 from .job import Job
-from .run_config import FinetuneViTRun, ImageModelConfig, TrainViTRun
+from .run_config import ImageModelConfig, Run
 from .strict_config import ConfigError
 from .text_jobs import check_encoding
 from .trainer import image_statistics
@@ -64,10 +57,8 @@ def build_image_model(model: ImageModelConfig, resolution: int, num_classes: int
         raise ConfigError(f"model: {error}") from error
 
 
-def train_vit_job(run: TrainViTRun) -> Job:
+def train_vit_job(run: Run) -> Job:
     """Builds the job of `task: train_vit`."""
-    from transformers import set_seed
-
     source = _open_source(run)
     set_seed(run.training.seed)
     count = run.model.num_classes or source.num_classes
@@ -82,21 +73,35 @@ def train_vit_job(run: TrainViTRun) -> Job:
     return _image_job(run, image_model_of(model, run.model.name), source, arguments, count)
 
 
-def finetune_vit_job(run: FinetuneViTRun) -> Job:
-    """Builds the job of `task: finetune_vit`."""
-    from transformers import set_seed
+def finetune_vit_job(run: Run) -> Job:
+    """Builds the job of `task: finetune_vit`.
 
+    Raises:
+        ConfigError: the checkpoint has no position encoding of this package, and the recipe does not say so.
+    """
+    section = run.model
+    if section.new_encoding is not None or section.rope_parameters:
+        raise ConfigError(
+            "model.new_encoding and model.rope_parameters are for language models; give an image model "
+            f"SeqPE by `seqpe-zoo graft {section.checkpoint} FOLDER` and fine-tune the folder"
+        )
     source = _open_source(run)
     set_seed(run.training.seed)
-    loaded = load_image_model(run.model.checkpoint, trust_remote_code=run.model.trust_remote_code)
-    check_encoding(loaded.model, run.model)
+    loaded = load_image_model(section.checkpoint, trust_remote_code=section.trust_remote_code)
+    check_encoding(loaded.model, section)
+    if section.position_encoding is None and find_position_encoding(loaded.model) is None:
+        raise ConfigError(
+            f"{section.checkpoint} has no position encoding of seqpe_zoo: give it SeqPE by `seqpe-zoo graft "
+            f"{section.checkpoint} FOLDER` and fine-tune the folder, or set model.position_encoding=native "
+            "to fine-tune it with its own positions"
+        )
     if source.num_classes is None:
         raise ConfigError(f"{run.data.source} does not tell its classes")
     arguments: dict[str, Any] = {}
     if hasattr(loaded.model, "reset_classifier"):
         if loaded.model.num_classes != source.num_classes:
             loaded.model.reset_classifier(source.num_classes)
-        arguments = dict(read_config(run.model.checkpoint).get("model_args") or {})
+        arguments = dict(read_config(section.checkpoint).get("model_args") or {})
         arguments["dynamic_img_size"] = True
         if hasattr(loaded.model, "set_input_size"):  # the training grid is now that of these pictures
             check_resolutions(loaded, [run.data.resolution])
@@ -107,25 +112,25 @@ def finetune_vit_job(run: FinetuneViTRun) -> Job:
     return _image_job(run, loaded, source, arguments, source.num_classes)
 
 
+@dataclass(frozen=True)
 class _Source:
-    """Training and validation pictures with what is known of them."""
+    """Training and validation pictures, of a small set in memory or of a data set, with their classes."""
 
-    def __init__(
-        self, train: Any, validation: Any, names: list[str] | None, small: SmallImages | None
-    ) -> None:
-        self.train, self.validation, self.names, self.small = train, validation, names, small
-        self.num_classes = None if names is None else len(names)
+    names: list[str] | None
+    small: SmallImages | None = None
+    train: Any = None
+    validation: Any = None
+
+    @property
+    def num_classes(self) -> int | None:
+        return None if self.names is None else len(self.names)
 
 
-def _open_source(run: TrainViTRun | FinetuneViTRun) -> _Source:
+def _open_source(run: Run) -> _Source:
     data = run.data
     small = open_small_images(data.source)
     if small is not None:
-        sides = (
-            SmallImageItems(small, split, data.resolution, run.training.seed)
-            for split in (data.train_split, data.validation_split)
-        )
-        return _Source(*sides, list(small.class_names), small)
+        return _Source(list(small.class_names), small)
     root = None if data.root is None else Path(data.root)
     options = {"root": root, "batch_size": run.training.batch_size, "seed": run.training.seed}
     train = open_image_split(
@@ -133,44 +138,37 @@ def _open_source(run: TrainViTRun | FinetuneViTRun) -> _Source:
     )
     validation = open_image_split(data.source, data.validation_split, **options)
     check_same_classes(train, validation, data.validation_split)
-    return _Source(train, validation, class_names(train), None)
+    return _Source(class_names(train), None, train, validation)
 
 
-def _image_job(
-    run: TrainViTRun | FinetuneViTRun,
-    model: ImageModel,
-    source: _Source,
-    arguments: dict[str, Any],
-    classes: int,
-) -> Job:
-    data, augmentation = run.data, run.augmentation
-    train, validation = source.train, source.validation
-    if source.small is not None:
-        model.mean, model.std = (source.small.mean,) * model.channels, (source.small.std,) * model.channels
-        train.moves = True
-        train.channels = validation.channels = model.channels
+def _image_job(run: Run, model: ImageModel, source: _Source, arguments: dict[str, Any], classes: int) -> Job:
+    data, augmentation, seed = run.data, run.augmentation, run.training.seed
+    small = source.small
+    if small is not None:
+        model.mean, model.std = (small.mean,) * model.channels, (small.std,) * model.channels
+        how = (data.resolution, model.channels, seed)
+        train: Any = SmallImageItems(small, data.train_split, *how, moves=True)
+        validation: Any = SmallImageItems(small, data.validation_split, *how, moves=False)
     else:
-        transform = training_transform(augmentation, data.resolution, model.mean, model.std)
-        train = _with_transform(train, transform, run.training.seed)
-        validation = _with_transform(
-            validation, evaluation_transform(data.resolution, model.mean, model.std), run.training.seed
-        )
+        how = (data.resolution, model.mean, model.std)
+        train = with_transform(source.train, training_transform(augmentation, *how), seed)
+        validation = with_transform(source.validation, evaluation_transform(*how), seed)
     check_resolutions(model, [data.resolution, *run.evaluation.resolutions])
-    task = ImageTask(model.model, augmentation.smoothing)
 
     def measure() -> list[Any]:
         evaluation = run.evaluation
         if not evaluation.resolutions:
             return []
         where = (data.source, evaluation.split or data.validation_split, evaluation.resolutions)
-        name = _label(model)
         batch = run.training.evaluation_batch_size or run.training.batch_size
         root = None if data.root is None else Path(data.root)
-        return measure_images(model, name, *where, batch, run.training.workers, evaluation.max_images, root)
+        return measure_images(
+            model, model.label, *where, batch, run.training.workers, evaluation.max_images, root
+        )
 
     return Job(
         run=run,
-        model=task,
+        model=ImageTask(model.model, augmentation.smoothing),
         train=train,
         validation=validation,
         collate=MixingCollate(augmentation, classes),
@@ -187,89 +185,13 @@ def _image_job(
             resolution=data.resolution,
             mean=model.mean,
             std=model.std,
-            crop_pct=0.875 if source.small is None else 1.0,
+            crop_pct=0.875 if small is None else 1.0,
         ),
         measure=measure,
     )
 
 
-class SmallImageItems(Dataset[dict[str, Any]]):
-    """Pictures of a set in memory.
-
-    Args:
-        small: the set.
-        split: of the set.
-        resolution: of the pictures.
-        seed: of the moves.
-
-    Attributes:
-        moves: whether each picture is moved at random by up to an eighth of its original side.
-        channels: of the pictures.
-    """
-
-    def __init__(self, small: SmallImages, split: str, resolution: int, seed: int) -> None:
-        self.small, self.chosen = small, small.split(split)
-        self.resolution, self.seed, self.epoch = resolution, seed, 0
-        self.moves, self.channels = False, 3
-
-    def set_epoch(self, epoch: int) -> None:
-        """Tells which epoch begins; called by accelerate."""
-        self.epoch = epoch
-
-    def __len__(self) -> int:
-        return len(self.chosen.images)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return self.__getitems__([index])[0]
-
-    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """Makes many items at once: resizing them together is several times faster."""
-        images: Tensor = self.chosen.images[list(indices)]
-        if self.moves:
-            most = max(1, images.shape[-1] // 8)
-            moved = [
-                shift_images(images[place : place + 1], most, self._generator(index))
-                for place, index in enumerate(indices)
-            ]
-            images = torch.cat(moved)
-        pixels = self.small.pixels(images, self.resolution, self.channels)
-        labels = self.chosen.labels
-        return [
-            {"pixel_values": picture, "labels": int(labels[i]), "draw": (self.seed, self.epoch, i)}
-            for picture, i in zip(pixels, indices, strict=True)
-        ]
-
-    def _generator(self, index: int) -> torch.Generator:
-        return torch.Generator().manual_seed((self.seed * 1_000_003 + self.epoch) * 1_000_003 + index)
-
-
-def _with_transform(dataset: Any, transform: Any, seed: int) -> Any:
-    if isinstance(dataset, torch.utils.data.IterableDataset):
-        return _StreamedImages(dataset, transform)
-    return SeededImages(dataset, transform, seed)
-
-
-class _StreamedImages(torch.utils.data.IterableDataset[dict[str, Any]]):
-    """Pictures of a set that is read as a stream, in its own order; they are not seeded one by one."""
-
-    def __init__(self, dataset: Any, transform: Any) -> None:
-        dataset.transform = transform
-        self.dataset = dataset
-
-    def set_epoch(self, epoch: int) -> None:
-        """Tells the reader which epoch begins."""
-        if hasattr(self.dataset, "set_epoch"):
-            self.dataset.set_epoch(epoch)
-
-    def __iter__(self) -> Any:
-        for pixels, label in self.dataset:
-            yield {"pixel_values": pixels, "labels": int(label)}
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-
-def _with_new_head(loaded: ImageModel, run: FinetuneViTRun, source: _Source) -> ImageModel:
+def _with_new_head(loaded: ImageModel, run: Run, source: _Source) -> ImageModel:
     """Loads a classifier of transformers again, with a fresh head for the classes of the data."""
     from transformers import AutoModelForImageClassification
 
@@ -283,13 +205,11 @@ def _with_new_head(loaded: ImageModel, run: FinetuneViTRun, source: _Source) -> 
     )
     if getattr(model.config, "num_labels", None) != source.num_classes:
         raise DataError(f"{run.model.checkpoint} does not take a head of {source.num_classes} classes")
-
-    def logits(pixels: Tensor) -> Tensor:
-        return model(pixel_values=pixels).logits
-
-    return ImageModel(loaded.name, model, logits, loaded.mean, loaded.std, loaded.patch_size)
-
-
-def _label(model: ImageModel) -> str:
-    encoding = find_position_encoding(model.model)
-    return model.name if encoding is None else str(encoding.name)
+    return ImageModel(
+        loaded.name,
+        model,
+        lambda pixels: model(pixel_values=pixels).logits,
+        loaded.mean,
+        loaded.std,
+        loaded.patch_size,
+    )

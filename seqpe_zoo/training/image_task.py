@@ -106,16 +106,7 @@ def save_image_model(
         "crop_pct": crop_pct,
     }
     # Where the weights came from, and the classes of the checkpoint they were tuned from.
-    for key in (
-        "url",
-        "file",
-        "hf_hub_id",
-        "source",
-        "tag",
-        "custom_load",
-        "label_names",
-        "label_descriptions",
-    ):
+    for key in "url file hf_hub_id source tag custom_load label_names label_descriptions".split():
         cfg.pop(key, None)
     model.pretrained_cfg = cfg
     names = {"label_names": list(labels)} if labels is not None else {}

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import copy
 import itertools
+import json
 import logging
 import math
 import os
 import shutil
+import signal
+import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,25 +27,37 @@ from torch import nn
 
 from ..evaluation.model_loading import find_position_encoding
 from ..evaluation.report import Measurement, Report, typed_command
-from .callbacks import AverageWeights, FindBest, Progress, StopOnSignal, TellEpoch, format_seconds
+from .callbacks import (
+    AlreadyTrained,
+    AverageWeights,
+    EndTrained,
+    Listener,
+    Progress,
+    StopOnSignal,
+    TellEpoch,
+    format_seconds,
+)
 from .checkpoints import (
     DiskFullError,
+    damaged_files,
+    free_bytes,
     is_disk_full,
-    last_complete_checkpoint,
     list_checkpoints,
+    lock_run,
     remove_incomplete,
+    step_of,
+    write_atomically,
 )
-from .machine_checks import check_machine
-from .parameter_groups import freeze_position_encoding, position_parameter_names
-from .run_config import TrainingConfig
-from .sharding import is_sharded
-from .strict_config import ConfigError, config_to_dict, read_yaml
-from .trainer import RowStatistics, ZooTrainer
+from .parameter_groups import position_parameter_names
+from .run_config import Run, TrainingConfig
+from .strict_config import ConfigError, read_yaml
+from .trainer import RowStatistics, ZooTrainer, check_machine, is_sharded, training_arguments
 
 logger = logging.getLogger(__name__)
-RUN_FILE = "run.yaml"
-_DRY_STEPS = 2
-_DRY_EVALUATIONS = 4
+RUN_FILE, RESULTS = "run.yaml", "results.json"
+_CHANGEABLE = {"output", "report_to", "log_every", "keep_checkpoints", "threads", "workers"}
+"""Fields of the training section that may differ when a run is continued."""
+_DRY_STEPS, _DRY_EVALUATIONS = 2, 4
 
 
 @dataclass
@@ -64,7 +79,7 @@ class Job:
         validation_collate: joins validation items, by default as `collate`.
     """
 
-    run: Any
+    run: Run
     model: nn.Module
     train: Any
     validation: Any | None
@@ -82,76 +97,78 @@ class Job:
         """The training section."""
         return self.run.training
 
+    def examples_a_step(self, processes: int) -> int:
+        """Returns how many examples all processes see in an optimizer step."""
+        return self.config.batch_size * self.config.accumulate * processes
+
+    def total_steps(self, processes: int = 1) -> int:
+        """Returns how many optimizer steps the run has."""
+        if self.config.steps is not None:
+            return self.config.steps
+        batches = math.ceil(len(self.train) / (self.config.batch_size * processes))
+        return math.ceil(self.config.epochs * math.ceil(batches / self.config.accumulate))
+
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job ended."""
+    """How a job ended: `stopped` by which signal, None for finished."""
 
     folder: Path
     steps: int
-    stopped: bool
-    seconds_a_step: float
+    stopped: int | None
+    seconds_a_step: float | None
     measurements: list[Measurement]
 
 
-class JobTrainer(ZooTrainer):
-    """A trainer whose validation items may be joined otherwise than its training items."""
-
-    validation_collate: Callable[..., Any] | None = None
-
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        if self.validation_collate is None:
-            return super().get_eval_dataloader(eval_dataset)
-        kept, self.data_collator = self.data_collator, self.validation_collate
-        try:
-            return super().get_eval_dataloader(eval_dataset)
-        finally:
-            self.data_collator = kept
+def is_main_process() -> bool:
+    """Tells whether this process speaks for all."""
+    return int(os.environ.get("RANK", "0")) == 0
 
 
 def build_trainer(
-    job: Job, total_steps: int | None = None, **kwargs: Any
-) -> tuple[JobTrainer, Progress, StopOnSignal]:
+    job: Job, total_steps: int | None = None, listener: Listener | None = None, show_bar: bool = False
+) -> tuple[ZooTrainer, Progress, StopOnSignal]:
     """Makes the trainer of a job with its callbacks.
+
+    Args:
+        job: what to train.
+        total_steps: end after so many steps, whatever the configuration says (a dry run).
+        listener: is told about steps instead of the log.
+        show_bar: show transformers' progress bar instead of the log.
 
     Raises:
         ConfigError: the model or the machine cannot do what the configuration asks for.
     """
     from transformers import PrinterCallback
 
-    listener = kwargs.pop("listener", None)
     check_machine(job.config)
+    if job.config.threads is not None:
+        torch.set_num_threads(job.config.threads)
     if job.config.freeze_position_encoder:
-        if find_position_encoding(job.model) is None:
+        encoding = find_position_encoding(job.model)
+        if encoding is None:
             raise ConfigError(
                 "training.freeze_position_encoder: this model has no position encoding of seqpe_zoo"
             )
-        freeze_position_encoding(job.model)
-    trainer = JobTrainer(
+        encoding.requires_grad_(False)
+    trainer = ZooTrainer(
         job.config,
+        training_arguments(job.config, job.metric, total_steps, show_bar),
         job.statistics,
-        job.metric,
-        total_steps,
-        # Sharding takes a model apart for good; the job's own gets the finished weights (_put_final_weights).
+        job.validation_collate,
+        # Sharding takes a model apart for good; the job's own gets the finished weights in the end.
         model=copy.deepcopy(job.model) if is_sharded(job.config) else job.model,
         train_dataset=job.train,
         eval_dataset=job.validation,
         data_collator=job.collate,
-        **kwargs,
     )
-    if job.config.fsdp and not trainer.is_fsdp_enabled:
-        raise ConfigError("training.fsdp: accelerate shards over GPUs, and these processes have none")
-    trainer.validation_collate = job.validation_collate
     trainer.remove_callback(PrinterCallback)
-    examples = job.config.batch_size * job.config.accumulate * trainer.args.world_size
-    progress = Progress(examples * job.units_an_example, job.unit, listener)
-    stop = StopOnSignal()
+    units = job.examples_a_step(trainer.args.world_size) * job.units_an_example
+    progress, stop = Progress(units, job.unit, listener), StopOnSignal()
     if trainer.average is not None:
         trainer.add_callback(AverageWeights(trainer.average))
-    trainer.add_callback(TellEpoch())
-    trainer.add_callback(FindBest())
-    trainer.add_callback(progress)
-    trainer.add_callback(stop)
+    for callback in (EndTrained(), TellEpoch(), progress, stop):
+        trainer.add_callback(callback)
     return trainer, progress, stop
 
 
@@ -159,174 +176,56 @@ def prepare_folder(job: Job, resume: bool, overwrite: bool) -> Path | None:
     """Checks the run folder; returns the checkpoint to continue from, None for a fresh start.
 
     Raises:
-        ConfigError: the folder holds another run, or a run that was not to be continued.
+        ConfigError: the folder holds another run, one that was not to be continued, or one that cannot be.
     """
     import yaml
 
     folder = Path(job.config.output)
-    if folder.is_file():
-        raise ConfigError(f"training.output={folder} is a file; give a folder")
     if overwrite and not resume:
         for path in list_checkpoints(folder):
             shutil.rmtree(path)
-    checkpoint = last_complete_checkpoint(folder)
-    if checkpoint is not None and not resume:
-        raise ConfigError(
-            f"{folder} holds a run at step {checkpoint.name.split('-')[1]}: continue it with --resume, "
-            "start again with --overwrite, or give another training.output"
-        )
-    stored = folder / RUN_FILE
-    ours = yaml.safe_load(yaml.safe_dump(_plain(config_to_dict(job.run))))
-    if checkpoint is not None and stored.is_file():
-        _refuse_other_run(read_yaml(stored), ours, folder)
+        # What is left of the earlier run must not stand beside the new one's configuration.
+        for path in [folder / RUN_FILE, folder / RESULTS, *folder.glob("model*.safetensors*")]:
+            path.unlink(missing_ok=True)
     for name in remove_incomplete(folder):
         logger.warning("%s was not finished and is ignored", name)
-    folder.mkdir(parents=True, exist_ok=True)
-    stored.write_text(yaml.safe_dump(ours, sort_keys=False), encoding="utf-8")
+    checkpoints = list_checkpoints(folder)
+    if not resume and (checkpoints or (folder / RESULTS).is_file()):
+        where = f"at step {step_of(checkpoints[-1])}" if checkpoints else "that is finished"
+        raise ConfigError(
+            f"{folder} holds a run {where}: continue it with --resume, start again with --overwrite, or give "
+            "another training.output"
+        )
+    if not checkpoints and (folder / RESULTS).is_file():
+        raise ConfigError(
+            f"{folder} holds a finished run without checkpoints, which cannot be continued: start again with "
+            "--overwrite, or give another training.output"
+        )
+    stored = folder / RUN_FILE
+    ours = json.loads(json.dumps(asdict(job.run)))
+    if checkpoints and stored.is_file():
+        _refuse_other_run(read_yaml(stored), ours, folder)
+    checkpoint = _last_intact(checkpoints)
+    write_atomically(stored, yaml.safe_dump(ours, sort_keys=False))
     return checkpoint
 
 
-def run_job(
-    job: Job,
-    resume: bool = False,
-    overwrite: bool = False,
-    listener: Callable[[int, int, dict[str, Any]], None] | None = None,
-    command: str | None = None,
-) -> Outcome:
-    """Carries a job out: train, save the model to the run folder, measure it.
-
-    Args:
-        job: what to do.
-        resume: continue from the last complete checkpoint, or start where there is none.
-        overwrite: remove the checkpoints of an earlier run.
-        listener: is told about steps instead of the terminal.
-        command: how results say that they were made.
-
-    Raises:
-        ConfigError: the run folder does not allow it.
-        DiskFullError: there is no room for a checkpoint.
-    """
-    if job.config.threads is not None:
-        torch.set_num_threads(job.config.threads)
-    is_main = int(os.environ.get("RANK", "0")) == 0
-    checkpoint = prepare_folder(job, resume, overwrite) if is_main else None
-    trainer, progress, stop = build_trainer(job, listener=listener)
-    trainer.accelerator.wait_for_everyone()
-    if not is_main and resume:
-        checkpoint = last_complete_checkpoint(Path(job.config.output))
-    for line in describe_job(job, trainer):
-        logger.info(line)
-    if checkpoint is not None:
-        logger.info("continuing from %s", checkpoint.name)
-    result = trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-    folder = Path(job.config.output)
-    stopped = stop.asked and result.global_step < trainer.state.max_steps
-    if stopped:
-        logger.info("stopped at step %d as asked; continue with --resume", result.global_step)
-        return Outcome(folder, result.global_step, True, progress.seconds_a_step(), [])
-    _put_final_weights(trainer, job)
-    measurements: list[Measurement] = []
-    if trainer.is_world_process_zero():
-        _save_finished(job, folder)
-        job.model.eval()
-        measurements = job.measure()
-        report = Report(command or typed_command(), job.config.seed, measurements)
-        report.details = {
-            "steps": result.global_step,
-            "seconds_a_step": progress.seconds_a_step(),
-            "parameters": sum(parameter.numel() for parameter in job.model.parameters()),
-            "speed": progress.speed(),
-            "log": trainer.state.log_history[-200:],
-            "best_step": trainer.state.best_global_step,
-            "best_metric": trainer.state.best_metric,
-        }
-        report.write(folder)
-    # The other processes do not wait: measuring may take longer than they may wait for each other.
-    return Outcome(folder, result.global_step, False, progress.seconds_a_step(), measurements)
-
-
-def describe_job(job: Job, trainer: ZooTrainer) -> list[str]:
-    """Returns what will be done, in sentences."""
-    parameters = sum(p.numel() for p in job.model.parameters())
-    names = position_parameter_names(job.model)
-    of_positions = sum(p.numel() for name, p in job.model.named_parameters() if name in names)
-    trained = sum(p.numel() for p in job.model.parameters() if p.requires_grad)
-    examples = job.config.batch_size * job.config.accumulate * trainer.args.world_size
-    steps = total_steps(job, trainer.args.world_size)
-    return [
-        f"{parameters:,} parameters, {of_positions:,} of them of the position encoding, {trained:,} trained",
-        f"{steps:,} steps of {examples:,} examples ({examples * job.units_an_example:,.0f} {job.unit}), "
-        f"{steps * examples * job.units_an_example:,.0f} {job.unit} in all",
-    ]
-
-
-def total_steps(job: Job, processes: int = 1) -> int:
-    """Returns how many optimizer steps the run has."""
-    if job.config.steps is not None:
-        return job.config.steps
-    batches = math.ceil(len(job.train) / (job.config.batch_size * processes))
-    return math.ceil(job.config.epochs * math.ceil(batches / job.config.accumulate))
-
-
-def dry_run(job: Job) -> list[str]:
-    """Runs two steps and part of an evaluation, writes nothing, and says what the whole run will cost."""
-    import tempfile
-
-    if job.config.threads is not None:
-        torch.set_num_threads(job.config.threads)
-    asked = job.config
-    with tempfile.TemporaryDirectory() as scratch:
-        quiet = replace(asked, output=scratch, evaluate_every=0, select_best=False, save_every=10**9)
-        job.run = replace(job.run, training=quiet)
-        trainer, progress, _ = build_trainer(job, _DRY_STEPS, listener=lambda *_: None)
-        trainer.args.save_strategy = "no"
-        trainer.train()
-        evaluation = math.nan if job.validation is None else _time_of_evaluation(trainer, job.validation)
-    steps = total_steps(job, trainer.args.world_size)
-    seconds = progress.seconds_a_step()
-    lines = describe_job(job, trainer)
-    lines.append(
-        f"{seconds:.3f} s a step ({progress.speed()}): {format_seconds(steps * seconds)} for training"
-    )
-    if not math.isnan(evaluation):
-        times = steps // asked.evaluate_every if asked.evaluate_every else 0
-        whole = format_seconds(steps * seconds + times * evaluation)
-        lines.append(
-            f"{format_seconds(evaluation)} for an evaluation, {times:,} of them: {whole} in all, without "
-            "what is measured at the end"
+def _last_intact(checkpoints: list[Path]) -> Path | None:
+    """Returns the last checkpoint whose files are as they were written, and removes later ones."""
+    damage = []
+    for path in reversed(checkpoints):
+        files = damaged_files(path)
+        if not files:
+            for later in checkpoints[checkpoints.index(path) + 1 :]:
+                shutil.rmtree(later)
+            return path
+        damage.append(f"{path.name} is damaged ({', '.join(files)} not as written)")
+        logger.warning("%s and is not used", damage[-1])
+    if damage:
+        raise ConfigError(
+            f"no checkpoint can be continued: {'; '.join(damage)}. Start again with --overwrite"
         )
-    lines.append(_disk_cost(trainer, Path(asked.output), asked.keep_checkpoints))
-    return lines
-
-
-def _time_of_evaluation(trainer: ZooTrainer, validation: Any) -> float:
-    """Evaluates a few batches and returns how long all of them would take."""
-    count = min(_DRY_EVALUATIONS * trainer.args.eval_batch_size * trainer.args.world_size, len(validation))
-    if isinstance(validation, torch.utils.data.IterableDataset):
-        part: Any = list(itertools.islice(iter(validation), count))
-    else:
-        part = torch.utils.data.Subset(validation, range(count))
-    begun = time.perf_counter()
-    trainer.evaluate(part)
-    return (time.perf_counter() - begun) * len(validation) / count
-
-
-def _disk_cost(trainer: ZooTrainer, folder: Path, keep: int) -> str:
-    size = trainer.checkpoint_bytes()
-    kept = keep + 2  # the best, and the new one before the oldest goes
-    while not folder.exists():
-        folder = folder.absolute().parent
-    free = shutil.disk_usage(folder).free
-    return (
-        f"{size / 2**20:,.0f} MiB a checkpoint, at most {kept * size / 2**20:,.0f} MiB on the disk, where "
-        f"{free / 2**20:,.0f} MiB are free"
-    )
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(entry) for key, entry in value.items()}
-    return [_plain(entry) for entry in value] if isinstance(value, (list, tuple)) else value
+    return None
 
 
 def _refuse_other_run(stored: dict[str, Any], ours: dict[str, Any], folder: Path) -> None:
@@ -335,8 +234,7 @@ def _refuse_other_run(stored: dict[str, Any], ours: dict[str, Any], folder: Path
     for section in ("task", "model", "data", "augmentation", "training"):
         old, new = stored.get(section), ours.get(section)
         if isinstance(old, dict) and isinstance(new, dict):
-            free = {"output", "report_to", "log_every", "keep_checkpoints", "threads", "workers"}
-            keys = [key for key in {*old, *new} if old.get(key) != new.get(key) and key not in free]
+            keys = [key for key in {*old, *new} - _CHANGEABLE if old.get(key) != new.get(key)]
             changed += [f"{section}.{key} was {old.get(key)!r}, is {new.get(key)!r}" for key in sorted(keys)]
         elif old != new:
             changed.append(f"{section} was {old!r}, is {new!r}")
@@ -344,19 +242,95 @@ def _refuse_other_run(stored: dict[str, Any], ours: dict[str, Any], folder: Path
         raise ConfigError(f"{folder} holds a run of another configuration: {'; '.join(changed)}")
 
 
-def _put_final_weights(trainer: ZooTrainer, job: Job) -> None:
-    """Leaves in the model what the run is to give: the best, averaged or last weights."""
-    best = trainer.state.best_model_checkpoint
-    if job.config.select_best and best is not None:
-        logger.info("the best model is that of %s, %s", Path(best).name, trainer.state.best_metric)
-        trainer.load_best_weights()
-    if trainer.average is not None:
-        trainer.average.copy_to(job.model)
-    if is_sharded(job.config):
-        weights = trainer.full_weights()
-        if trainer.is_world_process_zero():
-            job.model.load_state_dict(weights)
-            job.model.to(trainer.args.device)
+def run_job(
+    job: Job,
+    resume: bool = False,
+    overwrite: bool = False,
+    listener: Listener | None = None,
+    command: str | None = None,
+    show_bar: bool = False,
+) -> Outcome:
+    """Carries a job out: train, save the model to the run folder, measure it.
+
+    Args:
+        job: what to do.
+        resume: continue from the last complete checkpoint, or start where there is none.
+        overwrite: remove the checkpoints of an earlier run.
+        listener: is told about steps instead of the log.
+        command: how results say that they were made.
+        show_bar: show transformers' progress bar instead of the log.
+
+    Raises:
+        ConfigError: the run folder does not allow it.
+        DiskFullError: there is no room for a checkpoint.
+    """
+    if not is_main_process():
+        return _run_job(job, resume, None, listener, command, show_bar)
+    with lock_run(Path(job.config.output)):
+        checkpoint = prepare_folder(job, resume, overwrite)
+        return _run_job(job, resume, checkpoint, listener, command, show_bar)
+
+
+def _run_job(
+    job: Job,
+    resume: bool,
+    checkpoint: Path | None,
+    listener: Listener | None,
+    command: str | None,
+    show_bar: bool,
+) -> Outcome:
+    folder = Path(job.config.output)
+    trainer, progress, stop = build_trainer(job, listener=listener, show_bar=show_bar)
+    trainer.accelerator.wait_for_everyone()
+    if not is_main_process() and resume:  # the main process has removed all others
+        checkpoint = next(reversed(list_checkpoints(folder, complete=True)), None)
+    for line in describe_job(job, trainer):
+        logger.info(line)
+    if checkpoint is not None:
+        logger.info("continuing from %s", checkpoint.name)
+    details: dict[str, Any] = {}
+    try:
+        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        details = {"seconds_a_step": progress.seconds_a_step(), "speed": progress.speed()}
+    except AlreadyTrained:
+        logger.info("all %d steps are done; the model is saved and measured", trainer.state.global_step)
+        details = {"seconds_a_step": None, "speed": progress.speed(), **_details_before(folder)}
+    finally:
+        stop.restore()
+    steps = trainer.state.global_step
+    if stop.asked is not None and steps < trainer.state.max_steps:
+        logger.info("stopped at step %d as asked; continue with --resume", steps)
+        return Outcome(folder, steps, stop.asked, details["seconds_a_step"], [])
+    if trainer.state.best_model_checkpoint is not None and job.config.select_best:
+        best = Path(trainer.state.best_model_checkpoint).name
+        logger.info("the best model is that of %s, %s", best, trainer.state.best_metric)
+    trainer.put_final_weights(job.model)
+    measurements: list[Measurement] = []
+    if trainer.is_world_process_zero():
+        _save_finished(job, folder)
+        job.model.eval()
+        measurements = job.measure()
+        report = Report(command or typed_command(), job.config.seed, measurements)
+        report.details = {
+            "steps": steps,
+            **details,
+            "parameters": sum(parameter.numel() for parameter in job.model.parameters()),
+            "log": trainer.state.log_history[-200:],
+            "best_step": trainer.state.best_global_step,
+            "best_metric": trainer.state.best_metric,
+        }
+        report.write(folder)
+    # The other processes do not wait: measuring may take longer than they may wait for each other.
+    return Outcome(folder, steps, None, details["seconds_a_step"], measurements)
+
+
+def _details_before(folder: Path) -> dict[str, Any]:
+    """Returns how fast a run was, as its results say when they were written before."""
+    try:
+        details = json.loads((folder / RESULTS).read_text(encoding="utf-8"))["details"]
+        return {key: details[key] for key in ("seconds_a_step", "speed")}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
 
 
 def _save_finished(job: Job, folder: Path) -> None:
@@ -384,3 +358,64 @@ def _save_finished(job: Job, folder: Path) -> None:
             shutil.rmtree(target, ignore_errors=True)
         path.replace(target)
     scratch.rmdir()
+
+
+def describe_job(job: Job, trainer: ZooTrainer) -> list[str]:
+    """Returns what will be done, in sentences."""
+    parameters = sum(p.numel() for p in job.model.parameters())
+    names = position_parameter_names(job.model)
+    of_positions = sum(p.numel() for name, p in job.model.named_parameters() if name in names)
+    trained = sum(p.numel() for p in job.model.parameters() if p.requires_grad)
+    examples = job.examples_a_step(trainer.args.world_size)
+    steps, units = job.total_steps(trainer.args.world_size), examples * job.units_an_example
+    return [
+        f"{parameters:,} parameters, {of_positions:,} of them of the position encoding, {trained:,} trained",
+        f"{steps:,} steps of {examples:,} examples ({units:,.0f} {job.unit}), {steps * units:,.0f} "
+        f"{job.unit} in all",
+    ]
+
+
+def dry_run(job: Job) -> list[str]:
+    """Runs two steps and part of an evaluation, writes nothing, and says what the whole run will cost."""
+    asked = job.config
+    with tempfile.TemporaryDirectory() as scratch:
+        quiet = replace(asked, output=scratch, evaluate_every=0, select_best=False)
+        job.run = replace(job.run, training=quiet)
+        trainer, progress, stop = build_trainer(job, _DRY_STEPS, listener=lambda *_: None)
+        trainer.args.save_strategy = "no"
+        trainer.train()
+        stop.restore()
+        if stop.asked == signal.SIGINT:
+            raise KeyboardInterrupt
+        evaluation = math.nan if job.validation is None else _time_of_evaluation(trainer, job.validation)
+    steps, seconds = job.total_steps(trainer.args.world_size), progress.seconds_a_step()
+    lines = describe_job(job, trainer)
+    lines.append(
+        f"{seconds:.3f} s a step ({progress.speed()}): {format_seconds(steps * seconds)} for training"
+    )
+    if not math.isnan(evaluation):
+        times = steps // asked.evaluate_every if asked.evaluate_every else 0
+        whole = format_seconds(steps * seconds + times * evaluation)
+        lines.append(
+            f"{format_seconds(evaluation)} for an evaluation, {times:,} of them: {whole} in all, without "
+            "what is measured at the end"
+        )
+    size, free = trainer.checkpoint_bytes() / 2**20, free_bytes(Path(asked.output)) / 2**20
+    kept = asked.keep_checkpoints + 2  # the best, and the new one before the oldest goes
+    lines.append(
+        f"{size:,.0f} MiB a checkpoint, at most {kept * size:,.0f} MiB on the disk, where {free:,.0f} MiB "
+        "are free"
+    )
+    return lines
+
+
+def _time_of_evaluation(trainer: ZooTrainer, validation: Any) -> float:
+    """Evaluates a few batches and returns how long all of them would take."""
+    count = min(_DRY_EVALUATIONS * trainer.args.eval_batch_size * trainer.args.world_size, len(validation))
+    if isinstance(validation, torch.utils.data.IterableDataset):
+        part: Any = list(itertools.islice(iter(validation), count))
+    else:
+        part = torch.utils.data.Subset(validation, range(count))
+    begun = time.perf_counter()
+    trainer.evaluate(part)
+    return (time.perf_counter() - begun) * len(validation) / count

@@ -6,15 +6,21 @@ import argparse
 import logging
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-EXIT_WRONG_INPUT, EXIT_DISK_FULL = 2, 32
+from ..data.errors import DataError
+from ..data.names import check_data_name, parse_model_name
+
+if TYPE_CHECKING:
+    from .job import Job
+    from .run_config import Run
+
+EXIT_WRONG_INPUT, EXIT_INTERRUPTED = 2, 130
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of a run to a parser."""
-    parser.add_argument("recipe", type=Path, help="YAML file")
+    parser.add_argument("recipe", help="name as printed by `seqpe-zoo recipes`, or a YAML file")
     parser.add_argument(
         "changes", nargs="*", metavar="section.key=value", help="instead of what the recipe says"
     )
@@ -29,19 +35,34 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--license", default="apache-2.0", help="of the published weights (apache-2.0)")
 
 
-def builder_of(task: str) -> Callable[[Any], Any]:
-    """Returns the function that builds the jobs of a task."""
-    if task.endswith("vit"):
-        from . import image_jobs
+def check_names(run: Any) -> None:
+    """Finds data and checkpoints that are missing.
 
-        return {"train_vit": image_jobs.train_vit_job, "finetune_vit": image_jobs.finetune_vit_job}[task]
-    from . import text_jobs
+    Raises:
+        DataError: as said.
+    """
+    source, checkpoint = getattr(run.data, "source", None), getattr(run.model, "checkpoint", None)
+    if source is not None:
+        check_data_name("images" if run.task.endswith("vit") else "text", source)
+    if checkpoint is not None:
+        parse_model_name(checkpoint)
 
-    return {
-        "train_gpt2": text_jobs.train_gpt2_job,
-        "finetune_gpt2": text_jobs.finetune_gpt2_job,
-        "finetune_gpt2_qa": text_jobs.finetune_qa_job,
-    }[task]
+
+def build_job(run: Run) -> Job:
+    """Builds the job of a run."""
+    if run.task.endswith("vit"):
+        from .image_jobs import finetune_vit_job, train_vit_job
+
+        builders = {"train_vit": train_vit_job, "finetune_vit": finetune_vit_job}
+    else:
+        from .text_jobs import finetune_gpt2_job, finetune_qa_job, train_gpt2_job
+
+        builders = {
+            "train_gpt2": train_gpt2_job,
+            "finetune_gpt2": finetune_gpt2_job,
+            "finetune_gpt2_qa": finetune_qa_job,
+        }
+    return builders[run.task](run)
 
 
 def run_script(task: str, description: str, arguments: Sequence[str] | None = None) -> int:
@@ -50,52 +71,64 @@ def run_script(task: str, description: str, arguments: Sequence[str] | None = No
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add_run_arguments(parser)
-    return start(parser.parse_args(arguments), task)
+    options = parser.parse_args(arguments)
+    return report_errors(lambda: start(options, task))
+
+
+def report_errors(command: Callable[[], int]) -> int:
+    """Carries a command out; errors about the input or the disk end as one sentence and an exit code."""
+    try:
+        return command()
+    except (DataError, RuntimeError) as error:
+        code = EXIT_WRONG_INPUT if isinstance(error, DataError) else getattr(error, "exit_code", None)
+        if code is None:
+            raise
+        say(f"error: {error}")
+        return code
+    except KeyboardInterrupt:
+        say("interrupted")
+        return EXIT_INTERRUPTED
 
 
 def start(options: argparse.Namespace, task: str | None = None) -> int:
-    """Reads the recipe, builds the job and carries it out; errors about the input end as one sentence."""
-    from ..data.errors import DataError
-    from .checkpoints import DiskFullError
-    from .strict_config import ConfigError
-
-    quiet_libraries()
-    try:
-        return _start(options, task)
-    except (ConfigError, DataError) as error:
-        say(f"error: {error}")
-        return EXIT_WRONG_INPUT
-    except DiskFullError as error:
-        say(f"error: {error}")
-        return EXIT_DISK_FULL
-
-
-def _start(options: argparse.Namespace, task: str | None) -> int:
-    from ..evaluation.report import typed_command
-    from .job import dry_run, run_job
-    from .machine_checks import check_machine
-    from .publishing import check_target, publish
+    """Reads the recipe, builds the job and carries it out."""
     from .run_config import load_run
 
     run = load_run(options.recipe, options.changes, task)
+    check_names(run)  # before torch is imported
+    quiet_libraries()
+    from ..evaluation.report import typed_command
+    from .job import dry_run, is_main_process, run_job
+    from .publishing import check_target, publish
+    from .trainer import check_machine
+
     check_machine(run.training)
     if options.push_to_hub:
         check_target(options.push_to_hub, options.license)
-    job = builder_of(run.task)(run)
+    job = build_job(run)
     if options.dry_run:
         lines = dry_run(job)
         if is_main_process():
             say("\n".join(lines))
         return 0
-    outcome = run_job(job, options.resume, options.overwrite, command=typed_command())
-    if outcome.stopped:
-        return 0
+    outcome = run_job(
+        job, options.resume, options.overwrite, command=typed_command(), show_bar=sys.stderr.isatty()
+    )
+    if outcome.stopped is not None:
+        return exit_code_of(outcome.stopped)
     if is_main_process():
         show_measurements(outcome.measurements)
         say(f"wrote {outcome.folder}")
         if options.push_to_hub:
             return publish(job, options.push_to_hub, options.license, typed_command())
     return 0
+
+
+def exit_code_of(stopped: int) -> int:
+    """Returns how a run ends that a signal has stopped: schedulers send SIGTERM, and want no error."""
+    import signal
+
+    return EXIT_INTERRUPTED if stopped == signal.SIGINT else 0
 
 
 def show_measurements(measurements: Sequence[Any]) -> None:
@@ -110,13 +143,6 @@ def show_measurements(measurements: Sequence[Any]) -> None:
         print_table(Console(highlight=False), metric.replace("_", " "), header, rows)
 
 
-def is_main_process() -> bool:
-    """Tells whether this process speaks for all."""
-    import os
-
-    return int(os.environ.get("RANK", "0")) == 0
-
-
 def say(text: str) -> None:
     """Speaks to the user."""
     sys.stderr.write(f"{text}\n")
@@ -125,6 +151,8 @@ def say(text: str) -> None:
 def quiet_libraries() -> None:
     """Shows our own log, and of others only warnings."""
     from transformers.utils import logging as transformers_logging
+
+    from .job import is_main_process
 
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("seqpe_zoo").setLevel(logging.INFO if is_main_process() else logging.ERROR)

@@ -8,15 +8,17 @@ position encoding feeds every layer directly and keeps the full rate.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
 
 from ..evaluation.model_loading import find_position_encoding
+from .run_config import TrainingConfig
 
 _LAYER = re.compile(r"(?:^|\.)(?:h|blocks|layers?)\.(\d+)\.")
-_FIRST = ("wte", "wpe", "patch_embed", "cls_token", "reg_token", "dist_token", "embeddings")
+_FIRST = (
+    "wte embed_tokens embed_in embeddings pos_embed patch_embed cls_token reg_token dist_token mask_token"
+).split()
 
 
 def position_parameter_names(model: nn.Module) -> set[str]:
@@ -28,47 +30,32 @@ def position_parameter_names(model: nn.Module) -> set[str]:
     return {name for name, parameter in model.named_parameters() if id(parameter) in mine}
 
 
-def build_parameter_groups(
-    model: nn.Module,
-    learning_rate: float,
-    weight_decay: float,
-    position_learning_rate: float | None = None,
-    decay_position_projection: bool = True,
-    layer_decay: float = 1.0,
-) -> list[dict[str, Any]]:
-    """Sorts the trainable parameters into groups.
-
-    Returns:
-        Groups with `name`, `params`, `lr` and `weight_decay`, without empty ones; all parameters are in one
-        group.
-    """
+def build_parameter_groups(model: nn.Module, config: TrainingConfig) -> list[dict[str, Any]]:
+    """Sorts the trainable parameters into groups with `name`, `params`, `lr` and `weight_decay`."""
     positions = position_parameter_names(model)
-    depth = number_of_layers(name for name, _ in model.named_parameters())
+    rate_of_positions = config.position_learning_rate
+    if rate_of_positions is None:
+        rate_of_positions = config.learning_rate
+    of_host = [name for name, _ in model.named_parameters() if name not in positions]
+    depth = max((int(match[1]) + 1 for match in map(_LAYER.search, of_host) if match), default=0)
     groups: dict[tuple[str, float, float], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
         is_matrix = parameter.ndim >= 2 and not name.endswith(("_token", "pos_embed"))
-        if name in positions:
-            is_projection = ".projection." in f".{name}"
-            decayed = is_projection and is_matrix and decay_position_projection
-            rate = learning_rate if position_learning_rate is None else position_learning_rate
-            kind = "position projection" if is_projection else "position encoder"
+        if name not in positions:
+            kind, decayed = "host", is_matrix
+            rate = config.learning_rate * config.layer_decay ** (depth + 1 - layer_of(name, depth))
+        elif ".projection." in name:
+            kind, rate = "position projection", rate_of_positions
+            decayed = is_matrix and config.decay_position_projection
         else:
-            decayed, kind = is_matrix, "host"
-            rate = learning_rate * layer_decay ** (depth + 1 - layer_of(name, depth))
-        decay = weight_decay if decayed else 0.0
-        groups.setdefault((kind, rate, decay), []).append(parameter)
+            kind, rate, decayed = "position encoder", rate_of_positions, False
+        groups.setdefault((kind, rate, config.weight_decay if decayed else 0.0), []).append(parameter)
     return [
         {"name": kind, "params": members, "lr": rate, "weight_decay": decay}
         for (kind, rate, decay), members in groups.items()
     ]
-
-
-def number_of_layers(names: Iterable[str]) -> int:
-    """Returns how many numbered layers parameter names speak of, encoder layers of positions aside."""
-    found = [int(match[1]) for name in names if "wpe" not in name for match in [_LAYER.search(name)] if match]
-    return max(found) + 1 if found else 0
 
 
 def layer_of(name: str, depth: int) -> int:
@@ -77,13 +64,3 @@ def layer_of(name: str, depth: int) -> int:
     if match:
         return int(match[1]) + 1
     return 0 if any(part in _FIRST for part in name.split(".")) else depth + 1
-
-
-def freeze_position_encoding(model: nn.Module) -> int:
-    """Stops training of the position encoding; returns how many numbers it has."""
-    encoding = find_position_encoding(model)
-    if encoding is None:
-        return 0
-    for parameter in encoding.parameters():
-        parameter.requires_grad_(False)
-    return sum(parameter.numel() for parameter in encoding.parameters())

@@ -1,4 +1,4 @@
-"""Trains several tiny models side by side: processes of one thread each, with a progress bar.
+"""Carries runs out: one after the other, or several tiny ones side by side in processes of one thread each.
 
 For models this small, two processes of one thread are several times faster than one process of two threads.
 """
@@ -6,20 +6,30 @@ For models this small, two processes of one thread are several times faster than
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import queue
-import subprocess
+import shutil
 import sys
-import threading
-from collections import deque
+import traceback
 from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..data.errors import DataError
+
+_THREADS = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+_events: Any = None
+"""In a training process: the queue to the process that shows progress."""
+
 
 class TrainingFailed(RuntimeError):
     """A training process ended with an error; holds its last words."""
+
+    exit_code = 1
 
 
 @dataclass(frozen=True)
@@ -37,115 +47,120 @@ class PlannedRun:
     recipe: dict[str, Any]
 
 
-class _Worker:
-    """A process that trains one run after the other; its words arrive in a queue."""
+def carry_out(run: PlannedRun, command: str, resume: bool, keep_checkpoints: bool = False) -> dict[str, Any]:
+    """Trains and measures one run; returns its results.json, also when it was finished before."""
+    from .job import run_job
+    from .launch import build_job
+    from .run_config import build_run
 
-    def __init__(self, number: int, events: queue.Queue[tuple[int, dict[str, Any] | None]]) -> None:
-        threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-        # The package that runs now, also when it is a source tree that was never installed.
-        path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
-        self.number = number
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "seqpe_zoo.training.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **threads, "PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"},
-        )
-        self.last_words: deque[str] = deque(maxlen=15)
-        self._readers = [
-            threading.Thread(target=self._read_events, args=(events,), daemon=True),
-            threading.Thread(target=self._read_errors, daemon=True),
-        ]
-        for reader in self._readers:
-            reader.start()
+    results = Path(run.recipe["training"]["output"]) / "results.json"
+    if resume and results.is_file():
+        try:
+            return json.loads(results.read_text(encoding="utf-8"))
+        except ValueError:  # the process was killed while it wrote them
+            results.unlink()
 
-    def _read_events(self, events: queue.Queue[tuple[int, dict[str, Any] | None]]) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            events.put((self.number, json.loads(line)))
-        events.put((self.number, None))
+    def listener(step: int, total: int, logs: dict[str, Any]) -> None:
+        if step == total or step % 5 == 0:
+            _events.put((run.name, step, total))
 
-    def _read_errors(self) -> None:
-        assert self.process.stderr is not None
-        self.last_words.extend(self.process.stderr)
-
-    def order(self, **run: Any) -> None:
-        """Sends a run."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(run) + "\n")
-        self.process.stdin.flush()
-
-    def end(self) -> None:
-        """Lets the process end after its last run."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-
-    def kill(self) -> None:
-        """Ends the process at once."""
-        self.process.kill()
-        self.process.wait()
-
-    def farewell(self) -> str:
-        """Returns the last words of a process that has ended."""
-        self.process.wait()
-        self._readers[1].join(timeout=5)
-        return "".join(self.last_words).strip()
+    outcome = run_job(
+        build_job(build_run(run.recipe)),
+        resume=resume,
+        overwrite=not resume,
+        listener=None if _events is None else listener,
+        command=command,
+    )
+    if outcome.stopped is not None:
+        raise KeyboardInterrupt
+    for checkpoint in () if keep_checkpoints else outcome.folder.glob("checkpoint-*"):
+        shutil.rmtree(checkpoint)  # the finished model is in the folder itself
+    return json.loads(results.read_text(encoding="utf-8"))
 
 
 def train_side_by_side(
-    runs: Sequence[PlannedRun], processes: int, command: str, console: Any, resume: bool = False
+    runs: Sequence[PlannedRun],
+    processes: int,
+    command: str,
+    console: Any,
+    resume: bool = False,
+    keep_checkpoints: bool = False,
 ) -> dict[str, dict[str, Any]]:
     """Carries runs out and returns the content of each one's results.json by name.
 
     Args:
         runs: in the order in which they are begun.
-        processes: how many at a time.
+        processes: how many at a time; 1 works in this process and shows its log.
         command: how results say that they were made.
         console: of rich.
         resume: keep what is finished and continue what was begun; else begin anew.
+        keep_checkpoints: of finished runs.
 
     Raises:
         TrainingFailed: a process ended before its work was done.
     """
+    if processes <= 1:
+        results = {}
+        for run in runs:
+            console.print(f"{run.title}:", markup=False)
+            results[run.name] = carry_out(run, command, resume, keep_checkpoints)
+        return results
+    context = multiprocessing.get_context("spawn")
+    events = context.Queue()
+    before = {name: os.environ.get(name) for name in _THREADS}
+    os.environ.update(_THREADS, TOKENIZERS_PARALLELISM="false")  # of the processes, which start here
+    executor = ProcessPoolExecutor(min(processes, max(1, len(runs))), context, _begin, (events,))
+    try:
+        futures = {executor.submit(carry_out, run, command, resume, keep_checkpoints): run for run in runs}
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+        return _watch(futures, events, console)
+    except BrokenProcessPool as error:
+        raise TrainingFailed(f"a training process ended unexpectedly: {error}") from error
+    finally:
+        executor.shutdown(cancel_futures=True)
+
+
+def _begin(events: Any) -> None:
+    """Begins a training process, which speaks through the queue only."""
+    global _events
+    from .launch import quiet_libraries
+
+    _events = events
+    sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (until the process ends)
+    quiet_libraries()
+
+
+def _watch(
+    futures: dict[Future[dict[str, Any]], PlannedRun], events: Any, console: Any
+) -> dict[str, dict[str, Any]]:
+    """Shows progress until all runs are done; returns their results."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    events: queue.Queue[tuple[int, dict[str, Any] | None]] = queue.Queue()
-    workers = [_Worker(number, events) for number in range(max(1, min(processes, len(runs))))]
-    waiting, results = deque(runs), {}
-    titles = {run.name: run.title for run in runs}
     columns = (TextColumn("{task.description:34}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    try:
-        with Progress(*columns, console=console) as bar:
-            tasks = {run.name: bar.add_task(run.title, total=None, start=False) for run in runs}
-
-            def give(worker: _Worker) -> None:
-                if not waiting:
-                    worker.end()
-                    return
-                run = waiting.popleft()
-                bar.start_task(tasks[run.name])
-                worker.order(name=run.name, recipe=run.recipe, command=command, resume=resume)
-
-            while len(results) < len(runs):
-                number, event = events.get()
-                worker = workers[number]
-                if event is None:
-                    if worker.process.wait() != 0 or len(waiting) > 0:
-                        raise TrainingFailed(f"a training process ended unexpectedly:\n{worker.farewell()}")
-                elif event["event"] == "ready":
-                    give(worker)
-                elif event["event"] == "step":
-                    bar.update(tasks[event["name"]], completed=event["step"], total=event["total"])
-                elif event["event"] == "done":
-                    results[event["name"]] = event["report"]
-                    bar.update(tasks[event["name"]], completed=1, total=1)
-                    if not console.is_terminal:  # bars do not move in a log
-                        console.print(f"{len(results)} of {len(runs)} done: {titles[event['name']]}")
-                    give(worker)
-    finally:
-        for worker in workers:
-            if worker.process.poll() is None and len(results) < len(runs):
-                worker.kill()
+    results: dict[str, dict[str, Any]] = {}
+    with Progress(*columns, console=console) as bar:
+        bars = {run.name: bar.add_task(run.title, total=None, start=False) for run in futures.values()}
+        open_ones = set(futures)
+        while open_ones:
+            done, open_ones = wait(open_ones, timeout=0.2, return_when=FIRST_COMPLETED)
+            while True:
+                try:
+                    name, step, total = events.get_nowait()
+                except queue.Empty:
+                    break
+                bar.start_task(bars[name])
+                bar.update(bars[name], completed=step, total=total)
+            for future in done:
+                run = futures[future]
+                try:
+                    results[run.name] = future.result()
+                except (DataError, BrokenProcessPool):
+                    raise
+                except Exception as error:
+                    words = "".join(traceback.format_exception(error)).strip()[-2000:]
+                    raise TrainingFailed(f"{run.title} failed:\n{words}") from error
+                bar.update(bars[run.name], completed=1, total=1)
+                if not console.is_terminal:  # bars do not move in a log
+                    console.print(f"{len(results)} of {len(futures)} done: {run.title}", markup=False)
     return results

@@ -1,22 +1,55 @@
-"""YAML into typed dataclasses, strictly: an unknown key or a value of another type is an error with its path.
+"""YAML into typed dataclasses, strictly: unknown keys, wrong types and sizes are errors with their path.
 
 Changes from the command line, `training.steps=10`, go the same way, so that they are checked as the file is.
 """
 
 from __future__ import annotations
 
+import copy
+import json
+import math
 import types
-import typing
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, fields, is_dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar, Union
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from ..data.errors import DataError
 
 T = TypeVar("T")
 
 
-class ConfigError(ValueError):
+class ConfigError(DataError):
     """A run configuration that cannot be meant; commands print it without a traceback."""
+
+
+@dataclass(frozen=True)
+class Within:
+    """Bounds of a number, as `Annotated[float, Within(0, 1)]`; numbers are always finite.
+
+    Attributes:
+        least: smallest value.
+        most: largest value.
+        open_ends: both bounds are left out themselves.
+    """
+
+    least: float = -math.inf
+    most: float = math.inf
+    open_ends: bool = False
+
+    def check(self, value: float, path: str) -> None:
+        """Refuses a number outside of the bounds.
+
+        Raises:
+            ConfigError: as said.
+        """
+        inside = self.least < value < self.most if self.open_ends else self.least <= value <= self.most
+        if inside:
+            return
+        low, high = ("above", "below") if self.open_ends else ("at least", "at most")
+        bounds = [f"{low} {self.least:g}"] if self.least > -math.inf else []
+        bounds += [f"{high} {self.most:g}"] if self.most < math.inf else []
+        raise ConfigError(f"{path}={value} must be {' and '.join(bounds)}")
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -29,21 +62,16 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        json.dumps(content, default=str)  # refuses what contains itself
     except FileNotFoundError as error:
-        raise ConfigError(f"{path} does not exist{_meant_recipe(path)}") from error
+        raise ConfigError(f"{path} does not exist") from error
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not YAML: {error}") from error
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+        raise ConfigError(f"{path} is not YAML that a recipe can hold: {error}") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{path} must hold sections such as model, data and training")
     return content
-
-
-def _meant_recipe(path: Path) -> str:
-    """The rest of a sentence, for those who leave out the folder or the ending of a recipe."""
-    near = Path("train_scripts") / "recipes" / f"{path.name.removesuffix('.yaml')}.yaml"
-    return f"; did you mean {near}?" if near.is_file() else "; give the path of a YAML recipe"
 
 
 def apply_overrides(content: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:
@@ -52,45 +80,58 @@ def apply_overrides(content: Mapping[str, Any], words: Sequence[str]) -> dict[st
     Raises:
         ConfigError: a word is not of that form, or goes through a value that is no section.
     """
-    import yaml
-
-    changed = _copy(content)
+    changed = copy.deepcopy(dict(content))
     for word in words:
         path, separator, text = word.partition("=")
         keys = path.split(".")
         if not separator or not all(keys):
             raise ConfigError(f"{word!r} is not a change of the form section.key=value")
-        try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"{word!r}: the value is not YAML") from error
-        # YAML 1.1 reads 1e-3 as a word; who types it means the number.
-        value = _as_number(value) if isinstance(value, str) else value
         place = changed
         for key in keys[:-1]:
             place = place.setdefault(key, {})
-            if place is None or not isinstance(place, dict):
+            if not isinstance(place, dict):
                 raise ConfigError(f"{word!r}: {key} is a value, not a section")
-        place[keys[-1]] = value
+        place[keys[-1]] = read_value(text, word)
     return changed
+
+
+def read_value(text: str, word: str) -> Any:
+    """Reads a value as typed behind `key=`.
+
+    Raises:
+        ConfigError: it is no YAML; names the `word` it is part of.
+    """
+    import yaml
+
+    try:
+        value = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{word!r}: the value is not YAML") from error
+    return _as_number(value) if isinstance(value, str) else value
+
+
+def refuse_unknown(content: Any, known: Collection[str], where: str) -> None:
+    """Refuses what is no mapping, or has other keys than the known ones.
+
+    Raises:
+        ConfigError: as said.
+    """
+    if not isinstance(content, Mapping):
+        raise ConfigError(f"{where} must be a mapping, not {content!r}")
+    unknown = sorted(str(key) for key in content if key not in known)
+    if unknown:
+        raise ConfigError(f"{where} has no key {', '.join(unknown)}; known keys: {', '.join(known)}")
 
 
 def build_config(kind: type[T], content: Any, where: str = "") -> T:
     """Builds a dataclass from a mapping.
 
     Raises:
-        ConfigError: a key is unknown or missing, a value has another type, or the dataclass refuses it.
+        ConfigError: a key is unknown or missing, a value does not fit, or the dataclass refuses it.
     """
-    if not isinstance(content, Mapping):
-        raise ConfigError(f"{where or 'the configuration'} must be a mapping, not {content!r}")
-    hints = typing.get_type_hints(kind)
     known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
-    unknown = sorted(str(key) for key in content if key not in known)
-    if unknown:
-        listed = ", ".join(known)
-        raise ConfigError(
-            f"{where or 'the configuration'} has no key {', '.join(unknown)}; known keys: {listed}"
-        )
+    refuse_unknown(content, known, where or "the configuration")
+    hints = get_type_hints(kind, include_extras=True)
     values = {}
     for name, field in known.items():
         path = f"{where}.{name}" if where else name
@@ -106,59 +147,48 @@ def build_config(kind: type[T], content: Any, where: str = "") -> T:
         raise ConfigError(f"{where or 'the configuration'}: {error}") from error
 
 
-def config_to_dict(config: Any) -> dict[str, Any]:
-    """Returns a configuration as plain values, for YAML and JSON."""
-    return asdict(config)
-
-
 def _convert(hint: Any, value: Any, path: str) -> Any:
-    origin = typing.get_origin(hint)
+    origin, inner = get_origin(hint), get_args(hint)
     if hint is Any:
         return value
-    if origin in (Union, types.UnionType):
-        choices = typing.get_args(hint)
-        if value is None and type(None) in choices:
-            return None
-        rest = [choice for choice in choices if choice is not type(None)]
-        for choice in rest[:-1]:
-            try:
-                return _convert(choice, value, path)
-            except ConfigError:
-                continue
-        return _convert(rest[-1], value, path)
+    if origin is Annotated:
+        number = _convert(inner[0], value, path)
+        inner[1].check(number, path)
+        return number
+    if origin in (Union, types.UnionType):  # only ever with None
+        return None if value is None else _convert(inner[0], value, path)
+    if origin is Literal:
+        if value not in inner:
+            raise ConfigError(f"{path}={value!r} must be one of {', '.join(inner)}")
+        return value
     if is_dataclass(hint):
-        return build_config(typing.cast(type, hint), value, path)
-    if origin in (list, tuple):
+        return build_config(hint, value, path)  # type: ignore[arg-type]
+    if origin is tuple:
         if not isinstance(value, (list, tuple)):
             raise ConfigError(f"{path} must be a list, not {value!r}")
-        inner = typing.get_args(hint)[0]
-        return origin(_convert(inner, entry, f"{path}[{place}]") for place, entry in enumerate(value))
+        if inner[-1] is not Ellipsis and len(value) != len(inner):
+            raise ConfigError(f"{path}={value} must be {len(inner)} values")
+        return tuple(_convert(inner[0], entry, f"{path}[{place}]") for place, entry in enumerate(value))
     if origin is dict:
         if not isinstance(value, Mapping):
             raise ConfigError(f"{path} must be a mapping, not {value!r}")
         return dict(value)
-    if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
-    if hint is float and isinstance(value, str) and isinstance(_as_number(value), float):
-        return _as_number(value)
+    if hint is float and isinstance(value, (int, float, str)) and not isinstance(value, bool):
+        try:
+            value = float(value)
+        except (ValueError, OverflowError) as error:
+            raise ConfigError(f"{path} must be a number, not {value!r}") from error
+        if not math.isfinite(value):
+            raise ConfigError(f"{path}={value} must be a finite number")
     if isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
         return value
-    raise ConfigError(f"{path} must be {_name(hint)}, not {value!r}")
-
-
-def _name(hint: type) -> str:
-    words = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
-    return words.get(hint, str(hint))
+    names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+    raise ConfigError(f"{path} must be {names.get(hint, hint)}, not {value!r}")
 
 
 def _as_number(text: str) -> Any:
+    """Reads 1e-3, which YAML 1.1 takes for a word; who types it means the number."""
     try:
         return float(text) if "e" in text.lower() and text[:1] in "+-.0123456789" else text
     except ValueError:
         return text
-
-
-def _copy(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _copy(entry) for key, entry in value.items()}
-    return [_copy(entry) for entry in value] if isinstance(value, list) else value

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
+from transformers import set_seed
 
 from ..data.byte_tokenizer import build_byte_tokenizer
 from ..data.errors import DataError
@@ -24,14 +25,9 @@ from ..data.text_sources import open_token_stream
 from ..evaluation.measure import measure_questions, measure_text
 from ..evaluation.model_loading import LanguageModel, find_position_encoding, load_language_model
 from ..evaluation.perplexity import check_lengths
+from ..evaluation.report import Measurement
 from .job import Job
-from .run_config import (
-    FinetuneGPT2Run,
-    FinetuneQARun,
-    PretrainedConfig,
-    TextModelConfig,
-    TrainGPT2Run,
-)
+from .run_config import PretrainedConfig, Run, TextModelConfig
 from .strict_config import ConfigError
 from .trainer import stack_items, text_statistics
 
@@ -123,33 +119,31 @@ def _build_any_model(model: TextModelConfig, length: int, vocabulary: int, end: 
         raise ConfigError(f"model: {error}") from error
 
 
-def train_gpt2_job(run: TrainGPT2Run) -> Job:
+def train_gpt2_job(run: Run) -> Job:
     """Builds the job of `task: train_gpt2`."""
     tokenizer = load_tokenizer(run.model.tokenizer)
-    _seed(run.training.seed)
+    set_seed(run.training.seed)
     model = build_language_model(run.model, run.data.length, len(tokenizer), tokenizer.eos_token_id)
     return _text_job(run, model, tokenizer)
 
 
-def finetune_gpt2_job(run: FinetuneGPT2Run) -> Job:
+def finetune_gpt2_job(run: Run) -> Job:
     """Builds the job of `task: finetune_gpt2`."""
-    loaded = open_checkpoint(run.model)
+    loaded = open_checkpoint(run.model, run.data.length, run.training.seed)
     if loaded.tokenizer is None and run.data.source != "stdlib":
         raise DataError(
             f"{run.model.checkpoint} has no tokenizer; only the embedded bytes can be read without"
         )
-    _seed(run.training.seed)
-    change_positions(loaded.model, run.model, run.data.length)
     return _text_job(run, loaded.model, loaded.tokenizer)
 
 
-def finetune_qa_job(run: FinetuneQARun) -> Job:
+def finetune_qa_job(run: Run) -> Job:
     """Builds the job of `task: finetune_gpt2_qa`."""
-    loaded = open_checkpoint(run.model)
-    model, tokenizer, data = loaded.model, loaded.tokenizer, run.data
+    loaded = open_checkpoint(run.model, run.data.length, run.training.seed)
+    tokenizer, data, evaluation = loaded.tokenizer, run.data, run.evaluation
     if tokenizer is None:
         raise DataError(f"{run.model.checkpoint} has no tokenizer; questions cannot be read")
-    check_lengths(model, [data.length, *run.evaluation.lengths])
+    check_lengths(loaded.model, [data.length, *evaluation.lengths])
     sides = []
     for name, source, count in (
         ("training", data.train, data.train_questions),
@@ -160,43 +154,60 @@ def finetune_qa_job(run: FinetuneQARun) -> Job:
             logger.warning("%d %s questions are longer than %d tokens", spans.left_out, name, data.length)
         sides.append(spans)
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    what = (evaluation.source or data.validation, evaluation.lengths, evaluation.questions)
 
-    def measure() -> list[Any]:
-        evaluation = run.evaluation
-        if not evaluation.lengths:
-            return []
-        finished = LanguageModel(run.training.output, model, tokenizer)
-        questions = (
-            evaluation.source or data.validation,
-            evaluation.lengths,
-            evaluation.questions,
-            evaluation.generate,
-        )
-        return measure_questions(finished, finished.label, *questions)
+    def measure(finished: LanguageModel) -> list[Measurement]:
+        return measure_questions(finished, finished.label, *what, evaluation.generate)
 
-    return Job(
-        run=run,
-        model=model,
-        train=sides[0],
-        validation=sides[1],
-        collate=partial(pad_answer_spans, pad=pad or 0),
-        statistics=text_statistics,
-        metric="perplexity",
-        units_an_example=data.length,
-        unit="tokens",
-        save=partial(save_language_model, model, tokenizer),
-        measure=measure,
+    return _language_job(
+        run, loaded.model, tokenizer, *sides, partial(pad_answer_spans, pad=pad or 0), measure
     )
 
 
-def open_checkpoint(section: PretrainedConfig) -> LanguageModel:
-    """Loads the language model that a fine-tuning starts from.
+def _text_job(run: Run, model: nn.Module, tokenizer: Any | None) -> Job:
+    data, evaluation = run.data, run.evaluation
+    check_lengths(model, [data.length, *evaluation.lengths])
+    train = open_token_stream(data.source, "train", tokenizer, data.max_train_tokens)
+    validation = open_token_stream(data.source, "validation", tokenizer, data.max_validation_tokens)
+    what = (data.source, evaluation.split, evaluation.lengths, evaluation.max_tokens)
+    blocks = (TextBlocks(side, data.length) for side in (train, validation))
+
+    def measure(finished: LanguageModel) -> list[Measurement]:
+        return measure_text(finished, finished.label, *what)
+
+    return _language_job(run, model, tokenizer, *blocks, stack_items, measure)
+
+
+def _language_job(
+    run: Run, model: Any, tokenizer: Any | None, train: Any, validation: Any, collate: Any, measure: Any
+) -> Job:
+    finished = LanguageModel(run.training.output, model, tokenizer)
+    return Job(
+        run=run,
+        model=model,
+        train=train,
+        validation=validation,
+        collate=collate,
+        statistics=text_statistics,
+        metric="perplexity",
+        units_an_example=run.data.length,
+        unit="tokens",
+        save=partial(save_language_model, model, tokenizer),
+        measure=lambda: measure(finished) if run.evaluation.lengths else [],
+    )
+
+
+def open_checkpoint(section: PretrainedConfig, length: int, seed: int) -> LanguageModel:
+    """Loads the language model that a fine-tuning starts from, with the positions that the recipe wants.
 
     Raises:
         DataError: it cannot be loaded, or has another encoding than the recipe expects.
+        ConfigError: it cannot have these positions.
     """
     loaded = load_language_model(section.checkpoint, trust_remote_code=section.trust_remote_code)
     check_encoding(loaded.model, section)
+    set_seed(seed)
+    change_positions(loaded.model, section, length)
     return loaded
 
 
@@ -227,7 +238,7 @@ def check_encoding(model: nn.Module, section: PretrainedConfig) -> None:
         DataError: as said.
     """
     encoding = find_position_encoding(model)
-    found = "none of seqpe_zoo" if encoding is None else str(encoding.name)
+    found = "native" if encoding is None else str(encoding.name)
     if section.position_encoding is not None and section.position_encoding != found:
         raise DataError(
             f"{section.checkpoint} has the position encoding {found!r}; the recipe expects "
@@ -244,42 +255,8 @@ def save_language_model(model: nn.Module, tokenizer: Any | None, folder: Path) -
         tokenizer.save_pretrained(folder)
 
 
-def _text_job(run: TrainGPT2Run | FinetuneGPT2Run, model: nn.Module, tokenizer: Any | None) -> Job:
-    data, evaluation = run.data, run.evaluation
-    check_lengths(model, [data.length, *evaluation.lengths])
-    train = open_token_stream(data.source, "train", tokenizer, data.max_train_tokens)
-    validation = open_token_stream(data.source, "validation", tokenizer, data.max_validation_tokens)
-
-    def measure() -> list[Any]:
-        if not evaluation.lengths:
-            return []
-        finished = LanguageModel(run.training.output, model, tokenizer)
-        where = (data.source, evaluation.split, evaluation.lengths, evaluation.max_tokens)
-        return measure_text(finished, finished.label, *where)
-
-    return Job(
-        run=run,
-        model=model,
-        train=TextBlocks(train, data.length),
-        validation=TextBlocks(validation, data.length),
-        collate=stack_items,
-        statistics=text_statistics,
-        metric="perplexity",
-        units_an_example=data.length,
-        unit="tokens",
-        save=partial(save_language_model, model, tokenizer),
-        measure=measure,
-    )
-
-
 def _questions(source: str, tokenizer: Any, length: int, count: int | None) -> list[DocumentQuestion]:
     path = Path(source)
     if path.suffix == ".jsonl":
         return read_rows(path)[:count]
     return build_document_questions(load_questions(path), tokenizer, length, count)
-
-
-def _seed(seed: int) -> None:
-    from transformers import set_seed
-
-    set_seed(seed)

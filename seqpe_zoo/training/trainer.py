@@ -1,15 +1,18 @@
 """`transformers.Trainer` with what the runs of the paper need, and nothing that only our models could use.
 
 Own parameter groups and separate clipping of the position encoder; exact validation figures whatever the
-number of processes; both position objectives in the log; checkpoints that are whole or do not count; an
+number of processes; both position objectives in the log; checkpoints that are complete or do not count; an
 averaged copy of the weights. Models are trained by their own `forward`: it returns the loss.
 """
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import shutil
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +20,13 @@ import torch
 import torch.nn.functional as F
 from accelerate.utils import DistributedType
 from safetensors import SafetensorError
+from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.optim.swa_utils import AveragedModel
 from transformers import EvalPrediction, Trainer, TrainingArguments, set_seed
 
 from ..evaluation.model_loading import find_position_encoding
-from .averaging import AVERAGED, WeightAverage
 from .checkpoints import (
     DiskFullError,
     check_room,
@@ -30,13 +34,15 @@ from .checkpoints import (
     list_checkpoints,
     mark_complete,
     rotate,
+    step_of,
 )
 from .parameter_groups import build_parameter_groups, position_parameter_names
 from .run_config import TrainingConfig
-from .schedules import schedule_factor
-from .sharding import layers_to_shard
+from .strict_config import ConfigError
 
 PARTS = ("position_distance_loss", "position_ood_loss")
+LOGGERS = ("tensorboard", "wandb", "trackio")
+AVERAGED = "averaged.safetensors"
 RowStatistics = Callable[[nn.Module, dict[str, Tensor]], Tensor]
 """Maps a model and a batch to sums for each row (B, 3): negative log-likelihood, right answers, targets."""
 
@@ -73,8 +79,83 @@ def summarise_rows(prediction: EvalPrediction) -> dict[str, float]:
     }
 
 
+def schedule_factor(
+    step: int, total: int, warmup: int, shape: str = "linear", start: float = 0.0, end: float = 0.0
+) -> float:
+    """Returns the share of the peak learning rate at a step, counted from 0.
+
+    The schedules of transformers have no rate at which warm-up starts, and a lowest rate for cosine only.
+    """
+    if step < warmup:
+        return start + (1.0 - start) * step / warmup
+    if shape == "constant":
+        return 1.0
+    progress = min(1.0, (step - warmup) / max(1, total - warmup))
+    falling = 1.0 - progress if shape == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
+    return end + (1.0 - end) * falling
+
+
+def check_machine(config: TrainingConfig) -> None:
+    """Refuses a run that this machine cannot carry out, before any data is read.
+
+    Raises:
+        ConfigError: a package is not installed, there is no GPU, or too few processes.
+    """
+    if config.precision == "fp16" and not torch.cuda.is_available():
+        raise ConfigError("training.precision=fp16 needs a GPU, and there is none; bf16 and fp32 do not")
+    if config.fsdp and int(os.environ.get("WORLD_SIZE", "1")) < 2:
+        raise ConfigError(
+            "training.fsdp shards the model over several processes, and there is one: start with accelerate "
+            "launch --num_processes N, or leave it out"
+        )
+    packages = {f"report_to: {name}": name for name in config.report_to}
+    if config.deepspeed is not None:
+        packages["deepspeed"] = "deepspeed"
+        try:
+            json.loads(Path(config.deepspeed).read_text(encoding="utf-8"))
+        except OSError as error:
+            reason = f"{config.deepspeed} cannot be read: {error.strerror}"
+            raise ConfigError(f"training.deepspeed: {reason}") from error
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"training.deepspeed: {config.deepspeed} is not JSON: {error}") from error
+    for option, name in packages.items():
+        if name not in (*LOGGERS, "deepspeed"):
+            raise ConfigError(f"training.report_to: {name!r} must be one of {', '.join(LOGGERS)}")
+        if find_spec(name) is None:
+            raise ConfigError(f"training.{option} is not installed: pip install {name}")
+
+
+def is_sharded(config: TrainingConfig) -> bool:
+    """Tells whether processes hold parts of the weights, by the recipe or by the settings of accelerate."""
+    asked = [os.environ.get(f"ACCELERATE_USE_{name}", "").lower() for name in ("FSDP", "DEEPSPEED")]
+    return config.fsdp or config.deepspeed is not None or "true" in asked
+
+
+def layers_to_shard(model: nn.Module) -> list[str]:
+    """Returns the class names of the layers that are gathered one at a time.
+
+    These are the parts that a model declares indivisible and really has, without its position encoding: that
+    is called by other methods than `forward`, before which FSDP gathers, and stays with the whole model.
+    """
+    there = {type(module).__name__ for module in model.modules()}
+    encoding = find_position_encoding(model)
+    apart = set() if encoding is None else {type(module).__name__ for module in encoding.modules()}
+    declared = getattr(model, "_no_split_modules", None) or ()
+    return sorted((set(declared) & there) - apart)
+
+
+def average_weights(model: nn.Module, decay: float) -> AveragedModel:
+    """Returns an exponential moving average of a model's weights; its decay is smaller in the first steps."""
+
+    def moved(average: Tensor, current: Tensor, updates: Tensor | int) -> Tensor:
+        count = int(updates)
+        return average.lerp(current.to(average.dtype), 1.0 - min(decay, (1 + count) / (10 + count)))
+
+    return AveragedModel(model, avg_fn=moved).requires_grad_(False).eval()
+
+
 def training_arguments(
-    config: TrainingConfig, metric: str, total_steps: int | None = None
+    config: TrainingConfig, metric: str, total_steps: int | None = None, show_bar: bool = False
 ) -> TrainingArguments:
     """Translates a run configuration for transformers; schedule, groups and rotation are our own."""
     evaluates = config.evaluate_every > 0
@@ -115,7 +196,7 @@ def training_arguments(
         dataloader_pin_memory=torch.cuda.is_available(),
         remove_unused_columns=False,
         label_names=["labels"],
-        disable_tqdm=True,
+        disable_tqdm=not show_bar,
         logging_nan_inf_filter=False,
     )
 
@@ -125,25 +206,26 @@ class ZooTrainer(Trainer):
 
     Args:
         config: the run.
+        arguments: its translation for transformers.
         statistics: how validation rows are measured.
-        metric: which figure of `summarise_rows` selects the best model.
-        total_steps: end after so many steps, whatever the configuration says (a dry run).
+        validation_collate: joins validation items, by default as training items.
         **kwargs: of `transformers.Trainer`: model, train_dataset, eval_dataset, data_collator, ...
     """
 
     def __init__(
         self,
         config: TrainingConfig,
+        arguments: TrainingArguments,
         statistics: RowStatistics,
-        metric: str = "perplexity",
-        total_steps: int | None = None,
+        validation_collate: Callable[..., Any] | None = None,
         **kwargs: Any,
     ) -> None:
         self.run_config, self.row_statistics = config, statistics
+        self.validation_collate = validation_collate
         self._parts: dict[str, list[Tensor]] = {}
-        super().__init__(
-            args=training_arguments(config, metric, total_steps), compute_metrics=summarise_rows, **kwargs
-        )
+        super().__init__(args=arguments, compute_metrics=summarise_rows, **kwargs)
+        if config.fsdp and not self.is_fsdp_enabled:
+            raise ConfigError("training.fsdp: accelerate shards over GPUs, and these processes have none")
         if self.is_fsdp_enabled and self.accelerator.state.fsdp_plugin.transformer_cls_names_to_wrap is None:
             layers = layers_to_shard(self.model)
             self.accelerator.state.fsdp_plugin.transformer_cls_names_to_wrap = layers
@@ -151,7 +233,7 @@ class ZooTrainer(Trainer):
         encoding = find_position_encoding(self.model)
         is_frozen = encoding is not None and not any(p.requires_grad for p in encoding.parameters())
         self.frozen_encoding = encoding if is_frozen else None
-        self.average = None if config.ema_decay is None else WeightAverage(self.model, config.ema_decay)
+        self.average = None if config.ema_decay is None else average_weights(self.model, config.ema_decay)
         if self.args.process_index > 0:  # as the release; else all processes would drop out the same units
             set_seed(config.seed + self.args.process_index)
 
@@ -159,16 +241,8 @@ class ZooTrainer(Trainer):
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         if self.optimizer is None:
-            config = self.run_config
-            groups = build_parameter_groups(
-                self.model if model is None else model,
-                config.learning_rate,
-                config.weight_decay,
-                config.position_learning_rate,
-                config.decay_position_projection,
-                config.layer_decay,
-            )
             kind, options = self.get_optimizer_cls_and_kwargs(self.args, self.model)
+            groups = build_parameter_groups(self.model if model is None else model, self.run_config)
             self.optimizer = kind(groups, **options)
         return self.optimizer
 
@@ -179,7 +253,7 @@ class ZooTrainer(Trainer):
             config = self.run_config
             warmup = config.warmup_steps or 0
             if config.warmup_epochs:
-                warmup = round(config.warmup_epochs * num_training_steps / (config.epochs or 1.0))
+                warmup = round(config.warmup_epochs * num_training_steps / config.epochs)
             start, end = (rate / config.learning_rate for rate in (config.warmup_start, config.minimum_rate))
 
             def factor(step: int) -> float:
@@ -222,20 +296,22 @@ class ZooTrainer(Trainer):
 
     # Validation.
 
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        kept = self.data_collator
+        self.data_collator = self.validation_collate or kept
+        try:
+            return super().get_eval_dataloader(eval_dataset)
+        finally:
+            self.data_collator = kept
+
     def prediction_step(
         self, model: nn.Module, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
-            rows = self.row_statistics(model, inputs)
+            rows = self.row_statistics(model if self.average is None else self.average.module, inputs)
         loss = rows[:, 0].sum() / rows[:, 2].sum().clamp(min=1)
         return loss.float(), rows, rows[:, 2]
-
-    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        if self.average is None:
-            return super().evaluate(*args, **kwargs)
-        with self.average.swapped_in(self.model):
-            return super().evaluate(*args, **kwargs)
 
     # Checkpoints.
 
@@ -259,7 +335,7 @@ class ZooTrainer(Trainer):
                     shutil.rmtree(folder)
             super()._save_checkpoint(model, trial)
             if self.average is not None and self.args.should_save:
-                self.average.save(folder / AVERAGED)
+                save_model(self.average.module, str(folder / AVERAGED))
             self.accelerator.wait_for_everyone()
             if self.args.should_save:
                 mark_complete(folder)
@@ -283,20 +359,29 @@ class ZooTrainer(Trainer):
         lost = [name for name in missing if weights[name].data_ptr() not in loaded]
         super()._issue_warnings_after_load(load_result._replace(missing_keys=lost))
 
-    def load_best_weights(self) -> None:
-        """Puts the weights of the best evaluated step into the model, and into the average."""
-        self._load_best_model()
-        if self.average is not None:
-            self.average.load(Path(self.state.best_model_checkpoint) / AVERAGED)
-
-    def full_weights(self) -> dict[str, Tensor]:
-        """Returns the weights of a sharded model on the main process; all processes must ask together."""
-        return self.accelerator.get_state_dict(self.model_wrapped)
-
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint, model)
         if self.average is not None:
-            self.average.load(Path(resume_from_checkpoint) / AVERAGED)
+            folder = Path(resume_from_checkpoint)
+            load_model(self.average.module, folder / AVERAGED)
+            self.average.n_averaged.fill_(step_of(folder))
+
+    def put_final_weights(self, model: nn.Module) -> None:
+        """Leaves in a model what the run is to give: the best, averaged or last weights.
+
+        The weights of a sharded model are put together on the main process; all processes must ask for them.
+        """
+        if self.run_config.select_best and self.state.best_model_checkpoint is not None:
+            self._load_best_model()
+            if self.average is not None:
+                load_model(self.average.module, Path(self.state.best_model_checkpoint) / AVERAGED)
+        if self.average is not None:
+            model.load_state_dict(self.average.module.state_dict())
+        elif is_sharded(self.run_config):
+            weights = self.accelerator.get_state_dict(self.model_wrapped)
+            if self.is_world_process_zero():
+                model.load_state_dict(weights)
+                model.to(self.args.device)
 
 
 def stack_items(items: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 import seqpe_zoo  # noqa: F401 (registers the models)
 from seqpe_zoo.convert.errors import ConversionError
 from seqpe_zoo.convert.graft import graft_transformers, graft_vit, logit_change
-from seqpe_zoo.convert.warm_start import LayerWeights, fit_encoder, start_projection
+from seqpe_zoo.convert.warm_start import LayerWeights, fit_to_table, start_projection
 from seqpe_zoo.convert.zoo_checkpoint import write_checkpoint
 from seqpe_zoo.data.stdlib_text import load_stdlib_text
 from seqpe_zoo.portable.configuration_seqpe import SeqPEGPT2Config
@@ -46,9 +46,9 @@ def strong_vit(name: str = "vit_tiny_patch16_224", **changes: Any) -> nn.Module:
 def test_encoder_is_fitted_to_a_table() -> None:
     positions = torch.cartesian_prod(torch.arange(4), torch.arange(4))
     table = torch.randn(16, 32)
-    assert fit_encoder(SeqPE(32, num_dims=2, num_digits=2).encoder, positions, table, steps=0) > 0.5
+    assert fit_to_table(SeqPE(32, num_dims=2, num_digits=2).encoder, positions, table, steps=0) > 0.5
     encoder = SeqPE(32, num_dims=2, num_digits=2).encoder
-    error = fit_encoder(encoder, positions, table, steps=300)
+    error = fit_to_table(encoder, positions, table, steps=300)
     assert error < 0.4
     with torch.no_grad():
         encoded = encoder.eval()(positions)

@@ -4,6 +4,8 @@
     <!-- tests append: WORDS -->    the tests add these words to each command, to make a long run short
     <!-- file: PATH -->             the block is a file that the reader is told to write
 
+A block `text` right below a block of Python, with no line between them, is what that prints.
+
 `--8<-- "FILE"` in a block stands for the file, as it does on the built site.
 """
 
@@ -36,6 +38,11 @@ class Block:
     @property
     def place(self) -> str:
         return f"{self.page.relative_to(REPOSITORY)}:{self.line}"
+
+    def is_output_of(self, other: "Block") -> bool:
+        """Tells whether this block shows what the one right above it prints."""
+        below = other.line + len(other.text.splitlines()) + 2
+        return (self.language, self.line, other.language) == ("text", below, "python")
 
     def code(self) -> str:
         """The text with included files, as readers of the site see it."""

@@ -5,11 +5,12 @@ them would take minutes. The folder looks like the root of a clone, with a model
 pages use as placeholders.
 """
 
+import io
 import os
 import runpy
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
 from .markdown_blocks import REPOSITORY, Block, read_blocks
@@ -21,9 +22,18 @@ ENDLESS = ("app", "loopback-hub")
 def run_page(page: Path) -> None:
     """Runs all blocks of a page in the current folder; names live on from block to block."""
     names: dict[str, object] = {"__name__": "page"}
-    for block in read_blocks(page):
-        if block.not_run is None:
+    blocks = read_blocks(page)
+    for block, following in zip(blocks, [*blocks[1:], None], strict=True):
+        if block.not_run is not None:
+            continue
+        printed = io.StringIO()
+        with redirect_stdout(printed):
             run_block(block, names)
+        sys.stdout.write(printed.getvalue())
+        if following is not None and following.is_output_of(block):
+            assert printed.getvalue().strip() == following.text.strip(), (
+                f"{following.place} shows other output"
+            )
 
 
 def run_block(block: Block, names: dict[str, object]) -> None:

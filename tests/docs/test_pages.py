@@ -2,12 +2,13 @@
 
 import re
 import shlex
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
 
-from seqpe_zoo.cli import arrange_words, build_parser
+from seqpe_zoo.cli import build_parser
 from seqpe_zoo.training.run_config import load_run
 
 from .markdown_blocks import DOCS, REPOSITORY, Block, read_blocks
@@ -51,6 +52,21 @@ def assert_figures_are_printed(page: Path, printed: str) -> None:
         assert [row for row in rows if row not in page.read_text().splitlines()] == []
 
 
+def test_front_page_is_short_and_shows_what_it_prints() -> None:
+    assert len(README.read_text().split()) < 900
+    blocks = read_blocks(README)
+    outputs = [below for block, below in pairwise(blocks) if below.is_output_of(block)]
+    assert len(outputs) == sum(block.language == "python" for block in blocks) == 3
+    assert all(len(block.text.strip().splitlines()) <= 7 for block in blocks if block.language == "python")
+
+
+def test_results_of_the_front_page_are_those_that_were_measured() -> None:
+    table = (OF_RUNS / "mini_llama" / "table.md").read_text().splitlines()
+    rows = [line for line in README.read_text().splitlines() if "±" in line]
+    assert len(rows) >= 6
+    assert [row for row in rows if row not in table] == []
+
+
 def test_every_kind_of_page_is_run() -> None:
     names = {name_of(page) for page in RUN_HERE}
     wanted = {"README.md", "docs/index.md", "docs/howto/graft.md", "docs/explanation/scaling.md"}
@@ -88,9 +104,8 @@ def explain_command(words: list[str]) -> str | None:
         return f"no target {missing}" if missing else None
     if program == "seqpe-zoo":
         try:
-            parser, commands = build_parser()
-            options = parser.parse_args([arguments[0], *arrange_words(commands[arguments[0]], arguments[1:])])
-        except (SystemExit, KeyError):
+            options = build_parser().parse_args(arguments)
+        except SystemExit:
             return "the parser refuses it"
         return explain_recipe(options) if options.command == "train" else None
     if program == "python" and arguments[0].endswith(".py"):
@@ -102,7 +117,8 @@ def explain_command(words: list[str]) -> str | None:
 
 def explain_recipe(options: object) -> str | None:
     try:
-        load_run(REPOSITORY / options.recipe, options.changes)
+        in_clone = REPOSITORY / options.recipe
+        load_run(in_clone if in_clone.exists() else options.recipe, options.changes)
     except (ValueError, OSError) as error:
         return str(error)
     return None

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import seqpe_zoo
+from seqpe_zoo.portable import transformers_host
 from tests.hosts.cases import (
     ENCODINGS,
     hosts,
@@ -156,6 +157,30 @@ def test_set_and_from_config_give_the_same_model(host: str) -> None:
     missing = changed.load_state_dict(built.state_dict())
     assert not missing.missing_keys
     torch.testing.assert_close(outputs_of(changed, tokens), outputs_of(built, tokens), atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("wider_heads", [False, True])
+@pytest.mark.parametrize(
+    "host", ["gpt2", "llama", "opt", *(pytest.param(h, marks=pytest.mark.slow) for h in ("granite", "gemma"))]
+)
+def test_alibi_adds_its_slopes_to_the_scaled_scores(
+    host: str, wider_heads: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever a model multiplies its scores by, and wherever: softmax(scores - slope * distance)."""
+    model, tokens = tiny_model(host, "nope", **one_layer(host)), random_tokens(2, 12)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        plain = model(tokens, output_attentions=True).attentions[0]
+        changed = tiny_model(host, "alibi", **one_layer(host))
+        changed.set_attn_implementation("eager")
+        if wider_heads:
+            monkeypatch.setattr(transformers_host, "fits_in_mask", lambda *args: False)
+        found = changed(tokens, output_attentions=True).attentions[0]
+    slopes = 2.0 ** (-8 * torch.arange(1, 5) / 4)
+    distance = torch.arange(12)[:, None] - torch.arange(12)
+    expected = plain * torch.exp(-slopes[:, None, None] * distance.clamp(min=0))
+    expected = expected / expected.sum(-1, keepdim=True)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("encoding", IN_ATTENTION)

@@ -112,6 +112,11 @@ def test_reentrant_checkpointing_is_refused() -> None:
         tiny_model("llama", "seqpe_bias").gradient_checkpointing_enable({"use_reentrant": True})
 
 
+def test_config_that_asks_for_gradient_checkpointing() -> None:
+    model = tiny_model("llama", "seqpe_bias", gradient_checkpointing=True)
+    assert model.is_gradient_checkpointing
+
+
 @every_way
 def test_compiled_model_equals_eager(encoding: str) -> None:
     torch._dynamo.reset()

@@ -7,7 +7,7 @@ import torch
 from accelerate.data_loader import prepare_data_loader, skip_first_batches
 from transformers import TrainerControl, TrainerState
 
-from seqpe_zoo.training.callbacks import FindBest, TellEpoch
+from seqpe_zoo.training.callbacks import EndTrained, TellEpoch
 from seqpe_zoo.training.checkpoints import mark_complete
 
 
@@ -67,6 +67,6 @@ def test_best_checkpoint_is_found_where_the_run_is_now(tmp_path: Path) -> None:
     (tmp_path / "checkpoint-4").mkdir()
     (tmp_path / "checkpoint-4" / "model.safetensors").write_bytes(b"x")
     mark_complete(tmp_path / "checkpoint-4")
-    state = TrainerState(best_global_step=4, best_model_checkpoint=None)
-    FindBest().on_train_begin(SimpleNamespace(output_dir=str(tmp_path)), state, TrainerControl())
+    state = TrainerState(max_steps=8, best_global_step=4, best_model_checkpoint=None)
+    EndTrained().on_train_begin(SimpleNamespace(output_dir=str(tmp_path)), state, TrainerControl())
     assert state.best_model_checkpoint == str(tmp_path / "checkpoint-4")

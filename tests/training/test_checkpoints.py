@@ -9,7 +9,7 @@ from seqpe_zoo.training.checkpoints import (
     check_room,
     is_complete,
     is_disk_full,
-    last_complete_checkpoint,
+    list_checkpoints,
     mark_complete,
     remove_incomplete,
     rotate,
@@ -42,12 +42,15 @@ def test_harmed_checkpoint_is_not_complete(tmp_path: Path, harm: str) -> None:
     assert not is_complete(folder)
 
 
-def test_last_complete_one_is_found_by_number(tmp_path: Path) -> None:
+def test_complete_ones_are_in_the_order_of_their_steps(tmp_path: Path) -> None:
     for step, complete in ((9, True), (10, True), (100, False)):
         checkpoint(tmp_path, step, complete)
     (tmp_path / "checkpoint-best").mkdir()
-    assert last_complete_checkpoint(tmp_path) == tmp_path / "checkpoint-10"
-    assert last_complete_checkpoint(tmp_path / "absent") is None
+    assert [path.name for path in list_checkpoints(tmp_path, complete=True)] == [
+        "checkpoint-9",
+        "checkpoint-10",
+    ]
+    assert list_checkpoints(tmp_path / "absent") == []
 
 
 def test_half_written_ones_are_cleared_away(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from seqpe_zoo.training.commands import add_subcommands
-from seqpe_zoo.training.compare import is_checkpoint, split_contestant
+from seqpe_zoo.training.comparison import read_contestant
 from seqpe_zoo.training.strict_config import ConfigError
 
 from .helpers import REPOSITORY, image_recipe, text_recipe
@@ -77,20 +77,16 @@ def test_wrong_words_are_refused(
     assert message in capsys.readouterr().err
 
 
-def test_contestants_are_read() -> None:
-    assert split_contestant("rope") == ("rope", "rope", {})
-    assert split_contestant("a=rope:base=1e6") == ("a", "rope", {"base": 1e6})
-    label, encoding, options = split_contestant("seqpe:integration=mul,ood_weight=0.0")
-    assert (label, encoding) == ("seqpe:integration=mul,ood_weight=0.0", "seqpe")
-    assert options == {"integration": "mul", "ood_weight": 0.0}
+def test_contestants_are_read(tmp_path: Path) -> None:
+    assert read_contestant("rope") == ("rope", {"encoding": "rope", "options": {}})
+    assert read_contestant("a=rope:base=1e6") == ("a", {"encoding": "rope", "options": {"base": 1e6}})
+    word = "seqpe:integration=mul,ood_weight=0.0"
+    options = {"integration": "mul", "ood_weight": 0.0}
+    assert read_contestant(word) == (word, {"encoding": "seqpe", "options": options})
+    assert read_contestant(f"x={tmp_path}") == ("x", {"checkpoint": str(tmp_path)})
+    assert read_contestant("org/name") == ("org/name", {"checkpoint": "org/name"})
     with pytest.raises(ConfigError):
-        split_contestant("rope:base")
-
-
-def test_trained_contestants_are_told_from_names(tmp_path: Path) -> None:
-    assert is_checkpoint(f"x={tmp_path}")
-    assert is_checkpoint("org/name")
-    assert not is_checkpoint("rope:base=1e6")
+        read_contestant("rope:base")
 
 
 def test_definitions_import_nothing_heavy() -> None:

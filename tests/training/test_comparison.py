@@ -4,15 +4,14 @@ from pathlib import Path
 import pytest
 
 from seqpe_zoo.cli import main
+from seqpe_zoo.data.recipes import COMPARISONS
 from seqpe_zoo.training.comparison import (
-    comparison_names,
-    is_comparison,
     load_comparison,
     plan_runs,
     prepare_places,
 )
-from seqpe_zoo.training.run_config import RUNS
-from seqpe_zoo.training.strict_config import ConfigError, build_config
+from seqpe_zoo.training.run_config import build_run
+from seqpe_zoo.training.strict_config import ConfigError
 
 SMALL = """
 title: A small comparison
@@ -108,17 +107,17 @@ def test_contestant_may_train_otherwise(recipe: Path, tmp_path: Path) -> None:
     assert [run.recipe["training"]["seed"] for run in runs] == [7, 7]
 
 
-@pytest.mark.parametrize("name", comparison_names())
+@pytest.mark.parametrize("name", [path.stem for path in COMPARISONS.glob("*.yaml")])
 def test_comparisons_of_the_package_are_valid(name: str, tmp_path: Path) -> None:
-    comparison = load_comparison(Path(name))
-    assert is_comparison(Path(name))
+    comparison = load_comparison(name)
+    assert comparison.title is not None
     places = dict.fromkeys(("data", "tokenizer", "start", "train", "validation", "test"), "place")
     labels = list(comparison.contestants)
     runs = plan_runs(comparison, labels, comparison.seeds, places, tmp_path)
     trained = [label for label in labels if comparison.contestant(label).weights_of is None]
     assert len(runs) == len(trained) * len(comparison.seeds)
     for run in runs:
-        build_config(RUNS[run.recipe["task"]], run.recipe)
+        build_run(run.recipe)
     budgets = {run.recipe["training"]["steps"] * tokens_a_step(run.recipe) for run in runs}
     assert len(budgets) == 1, "contestants have one budget"
 

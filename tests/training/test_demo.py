@@ -10,14 +10,13 @@ from seqpe_zoo.evaluation.report import Measurement, Report
 from seqpe_zoo.training.demo import run_demo
 from seqpe_zoo.training.demo_jobs import DEMO_JOBS, DemoJob, demo_recipe
 from seqpe_zoo.training.demo_report import rows_with_winners, verdict
-from seqpe_zoo.training.run_config import RUNS
-from seqpe_zoo.training.strict_config import build_config
+from seqpe_zoo.training.run_config import build_run
 
 
 @pytest.mark.parametrize("job", DEMO_JOBS, ids=lambda job: job.name)
 def test_recipes_of_the_demo_are_valid(job: object) -> None:
     recipe = demo_recipe(job, "out", 1.0, 0)
-    assert build_config(RUNS[recipe["task"]], recipe).training.threads == 1
+    assert build_run(recipe).training.threads == 1
 
 
 def test_models_of_a_task_differ_in_their_encoding_only() -> None:

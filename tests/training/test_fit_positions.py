@@ -30,3 +30,14 @@ def test_a_fitted_encoder_goes_into_models_of_its_sizes_only(tmp_path: Path) -> 
 def test_wrong_options_are_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["fit-positions", str(tmp_path / "x"), "--dim", "8", "--option", "digits=2"]) == 2
     assert "has no option digits" in " ".join(capfd.readouterr().err.split())
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_the_fit(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path, tmp_path / "file" / "encoder.safetensors"):
+        assert main(["fit-positions", str(path), "--dim", "8", "--steps", "2"]) == 2
+        words = " ".join(capfd.readouterr().err.split())
+        assert "error:" in words
+        assert "fitting" not in words

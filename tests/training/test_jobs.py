@@ -90,7 +90,7 @@ def test_run_asked_to_end_saves_and_continues_exactly(text_run: Path, tmp_path: 
 
     recipe = text_recipe(tmp_path)
     stopped = run_job(train_gpt2_job(load_run(recipe)), listener=ask)
-    assert (stopped.stopped, stopped.steps) == (True, 3)
+    assert (stopped.stopped, stopped.steps) == (signal.SIGTERM, 3)
     assert is_complete(tmp_path / "run" / "checkpoint-3")
     assert not (tmp_path / "run" / "model.safetensors").exists()
     finished = run_job(train_gpt2_job(load_run(recipe)), resume=True, **NOTHING)

@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from seqpe_zoo.training.launch import run_script
-from seqpe_zoo.training.machine_checks import check_machine
 from seqpe_zoo.training.run_config import TrainingConfig
 from seqpe_zoo.training.strict_config import ConfigError
-from seqpe_zoo.training.trainer import training_arguments
+from seqpe_zoo.training.trainer import check_machine, training_arguments
 
 from .helpers import text_recipe
 

@@ -6,11 +6,16 @@ import seqpe_zoo  # noqa: F401 (registers our names)
 from seqpe_zoo.portable.configuration_seqpe import SeqPEGPT2Config
 from seqpe_zoo.portable.modeling_seqpe import SeqPEGPT2LMHeadModel
 from seqpe_zoo.training.parameter_groups import build_parameter_groups, layer_of, position_parameter_names
-from seqpe_zoo.training.schedules import schedule_factor
+from seqpe_zoo.training.run_config import TrainingConfig
+from seqpe_zoo.training.trainer import schedule_factor
+
+
+def training(**options: object) -> TrainingConfig:
+    return TrainingConfig("run", steps=1, learning_rate=1e-3, weight_decay=0.05, **options)
 
 
 def names_by_group(model: torch.nn.Module, **options: object) -> dict[str, tuple[float, float, str]]:
-    groups = build_parameter_groups(model, 1e-3, 0.05, **options)
+    groups = build_parameter_groups(model, training(**options))
     name_of = {id(parameter): name for name, parameter in model.named_parameters()}
     return {
         name_of[id(parameter)]: (group["lr"], group["weight_decay"], group["name"])
@@ -25,7 +30,7 @@ def vit() -> torch.nn.Module:
 
 
 def test_every_parameter_is_in_one_group(vit: torch.nn.Module) -> None:
-    groups = build_parameter_groups(vit, 1e-3, 0.05)
+    groups = build_parameter_groups(vit, training())
     members = [id(parameter) for group in groups for parameter in group["params"]]
     assert len(members) == len(set(members)) == len(list(vit.parameters()))
 
@@ -60,9 +65,18 @@ def test_layer_decay_falls_towards_the_input(vit: torch.nn.Module) -> None:
 def test_language_model_is_grouped_alike() -> None:
     model = SeqPEGPT2LMHeadModel(SeqPEGPT2Config.tiny())
     table = names_by_group(model)
-    assert table["transformer.wpe.encoder.cls_embedding"][2] == "position encoder"
-    assert table["transformer.wpe.projection.0.weight"][1] == 0.05
+    assert table["transformer.position_encoding.encoder.cls_embedding"][2] == "position encoder"
+    assert table["transformer.position_encoding.projection.0.weight"][1] == 0.05
     assert table["transformer.h.1.mlp.c_fc.weight"][2] == "host"
+
+
+def test_layers_of_the_position_encoder_are_no_layers_of_the_model() -> None:
+    args = {"encoder_layers": 3, "num_digits": 4}
+    model = SeqPEGPT2LMHeadModel(SeqPEGPT2Config.tiny(n_layer=2, position_encoding_args=args))
+    table = names_by_group(model, layer_decay=0.5)
+    rates = [table[f"transformer.h.{layer}.mlp.c_fc.weight"][0] for layer in range(2)]
+    assert rates == [1e-3 * 0.5**2, 1e-3 * 0.5]
+    assert table["transformer.ln_f.weight"][0] == 1e-3
 
 
 def test_model_of_others_has_host_groups_only() -> None:

@@ -38,5 +38,5 @@ def test_bfloat16_trains_close_to_float32(tmp_path: Path, recipe: Any, changes: 
         folders[precision] = run_job(build(load_run(path)), listener=lambda *_: None).folder
     assert logged_losses(folders["bf16"]) == pytest.approx(logged_losses(folders["fp32"]), rel=0.02)
     exact, rounded = (load_file(folders[name] / "model.safetensors") for name in ("fp32", "bf16"))
-    assert all(value.dtype == torch.float32 for value in rounded.values())
+    assert {value.dtype for value in rounded.values() if value.is_floating_point()} == {torch.float32}
     assert any(not value.equal(exact[name]) for name, value in rounded.items())

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from seqpe_zoo.training.image_jobs import build_image_model
-from seqpe_zoo.training.run_config import RUNS, TrainingConfig, load_run
-from seqpe_zoo.training.strict_config import ConfigError
+from seqpe_zoo.training.run_config import TASKS, TrainingConfig, load_run
+from seqpe_zoo.training.strict_config import ConfigError, build_config
 from seqpe_zoo.training.text_jobs import build_language_model
 
 from .helpers import SCRIPTS, text_recipe
@@ -72,7 +72,7 @@ def test_size_of_the_papers_vision_transformer() -> None:
     [
         ({"steps": None}, "training.steps or training.epochs"),
         ({"epochs": 2.0}, "training.steps or training.epochs"),
-        ({"steps": 0}, "must be positive"),
+        ({"steps": 0}, "at least 1"),
         ({"batch_size": 0}, "at least 1"),
         ({"schedule": "step"}, "must be one of linear, cosine, constant"),
         ({"precision": "fp8"}, "fp32, bf16, fp16"),
@@ -85,7 +85,7 @@ def test_size_of_the_papers_vision_transformer() -> None:
 )
 def test_contradictions_are_refused(changes: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        TrainingConfig(**{"output": "x", "steps": 5, **changes})
+        build_config(TrainingConfig, {"output": "x", "steps": 5, **changes}, "training")
 
 
 def test_unknown_key_is_refused(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_wrong_model_is_refused(tmp_path: Path, change: str, message: str) -> No
 
 
 def test_every_task_has_a_script() -> None:
-    assert set(SCRIPT_OF) == set(RUNS)
+    assert set(SCRIPT_OF) == set(TASKS)
     assert all((SCRIPTS / name).is_file() for name in SCRIPT_OF.values())
 
 

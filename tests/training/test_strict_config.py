@@ -78,15 +78,5 @@ def test_wrong_file_is_refused(tmp_path: Path, text: str) -> None:
 
 
 def test_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"absent\.yaml does not exist; give the path"):
+    with pytest.raises(ConfigError, match=r"absent\.yaml does not exist"):
         read_yaml(tmp_path / "absent.yaml")
-
-
-@pytest.mark.parametrize("word", ["mine", "mine.yaml", "elsewhere/mine.yaml"])
-def test_recipe_that_was_meant_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str) -> None:
-    recipes = tmp_path / "train_scripts" / "recipes"
-    recipes.mkdir(parents=True)
-    (recipes / "mine.yaml").write_text("task: train_gpt2\n")
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=r"did you mean train_scripts.recipes.mine\.yaml"):
-        read_yaml(Path(word))
