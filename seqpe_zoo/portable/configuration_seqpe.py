@@ -13,9 +13,9 @@ from transformers.configuration_utils import PreTrainedConfig, strict
 
 REMOVED_OPTIONS = (
     "projection_init chunk_size objective_probability sequence_model distance hard_ratio local_probability "
-    "warmup_steps"
+    "warmup_steps init_scale"
 ).split()
-"""Options of version 0.1 that checkpoints may name and that do not change what their weights mean."""
+"""Former options that checkpoints may name and that do not change what their weights mean."""
 
 AUTO_CLASSES = {
     "AutoModel": "MODEL_MAPPING_NAMES",

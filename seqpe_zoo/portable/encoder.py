@@ -3,9 +3,9 @@
 Digit, digit-place and dimension embeddings are summed, [CLS] is appended last, a small pre-norm transformer
 reads the sequence, and the state of [CLS] is normalised and projected. Equal positions are encoded once.
 Under causal attention the state of a digit depends on the digits before it alone, so positions that share
-leading digits share those states: 0..19999 with five digits are 120,000 tokens but 22,222 different prefixes.
-In the first layer inputs come from a vocabulary of n * k * b vectors, so its scores are a table. What is done
-with the vectors is the business of `seqpe.py`.
+leading digits share those states: 0..19999 with five digits are 120,000 tokens but 22,222 different prefixes
+and 20,000 [CLS]. In the first layer inputs come from a vocabulary of n * k * b + 1 vectors, so its scores are
+a table.
 """
 
 import logging
@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .position_encoding import is_traced
-from .positions import positions_to_digits, real_digit_mask, unravel_positions
+from .positions import positions_to_digits, ravel_positions, real_digit_mask, unravel_positions
 
 logger = logging.getLogger(__name__)
 
@@ -30,17 +30,17 @@ MAX_SCORE_TABLE = 512
 
 
 class PrefixTree(NamedTuple):
-    """The different prefixes of U digit sequences of T digits, numbered place by place; M of them."""
+    """The M different prefixes of U sequences of T tokens, numbered place by place."""
 
     place: Tensor
-    """(M,) place of the last digit of each prefix, ascending."""
+    """(M,) place of the last token of each prefix, ascending."""
     leaf: Tensor
     """(M,) one sequence that starts with each prefix."""
     paths: Tensor
     """(U, T) prefix of each sequence at each place."""
 
 
-def sort_unique_positions(positions: Tensor, capacity: int) -> tuple[Tensor, Tensor | None]:
+def sort_unique_positions(positions: Tensor, capacity: int) -> tuple[Tensor, Tensor]:
     """Sorts positions lexicographically and drops repetitions.
 
     Args:
@@ -48,18 +48,12 @@ def sort_unique_positions(positions: Tensor, capacity: int) -> tuple[Tensor, Ten
         capacity: coordinates are below it.
 
     Returns:
-        The unique positions (U, n) and, for each input position, its number among them (N,); None instead
-        when the input was sorted and unique already, which saves the copy.
+        The unique positions (U, n) and, for each input position, its number among them (N,).
     """
     sides = [capacity + 1] * positions.shape[-1]
     if (capacity + 1) ** len(sides) >= 2**63:  # a single integer cannot number all positions
         return torch.unique(positions, dim=0, return_inverse=True)
-    codes = positions[:, 0].long() + 1
-    for dimension in range(1, len(sides)):
-        codes = codes * (capacity + 1) + (positions[:, dimension] + 1)
-    if bool((codes[1:] > codes[:-1]).all()):
-        return positions, None
-    codes, inverse = torch.unique(codes, return_inverse=True)
+    codes, inverse = torch.unique(ravel_positions(positions + 1, sides), return_inverse=True)
     return unravel_positions(codes, sides) - 1, inverse
 
 
@@ -89,25 +83,21 @@ class TransformerLayer(nn.Module):
         self.dropout = dropout
         self.attention_dropout = attention_dropout
 
-    def forward(self, x: Tensor, mask: Tensor | None, last_only: bool) -> Tensor:
-        """Runs whole sequences (N, S, d), or with `last_only` their last token alone, (N, 1, d).
+    def forward(self, x: Tensor, allowed: Tensor, last_only: bool) -> Tensor:
+        """Runs whole sequences (N, T, d), or with `last_only` their last token alone, (N, 1, d).
 
-        Args:
-            x: (N, S, d).
-            mask: bool, broadcastable to (N, 1, S, S), true where attention is allowed; None for everywhere.
-            last_only: whether nobody reads the other tokens.
+        `allowed` is bool (N, 1, T, T), true where attention is allowed.
         """
         projected = self.qkv(self.norm1(x)).chunk(3, dim=-1)
         q, k, v = (part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in projected)
         if last_only:
-            x, q = x[:, -1:], q[:, :, -1:]
-            mask = mask[..., -1:, :] if mask is not None else None
+            x, q, allowed = x[:, -1:], q[:, :, -1:], allowed[:, :, -1:]
         drop = self.attention_dropout if self.training else 0.0
-        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=drop)  # (N, H, S, D)
+        attended = F.scaled_dot_product_attention(q, k, v, allowed, drop)  # (N, H, T, D)
         return self.finish(x, attended.transpose(1, 2).flatten(2))
 
     def attend(self, scores: Tensor, valid: Tensor) -> Tensor:
-        """Probabilities of (Q, T + 1, H) scores over the slots that are valid (Q, T + 1)."""
+        """Probabilities of scores (R, T, H) over the slots that are valid (R, T)."""
         scores = scores.masked_fill(~valid.unsqueeze(-1), float("-inf"))
         return F.dropout(scores.softmax(dim=1), self.attention_dropout, self.training)
 
@@ -119,7 +109,7 @@ class TransformerLayer(nn.Module):
 
 
 class SequenceTransformer(nn.Module):
-    """Maps digit sequences to the final state of [CLS].
+    """Maps sequences of tokens, the last of which is [CLS], to its final state.
 
     Two ways to the same numbers. `forward` runs every full sequence: it has static shapes and serves
     compilation, export and bidirectional attention. `forward_shared` runs each different prefix once.
@@ -136,102 +126,69 @@ class SequenceTransformer(nn.Module):
         sizes = (options.encoder_dim, options.encoder_heads, options.dropout, options.attention_dropout)
         self.layers = nn.ModuleList([TransformerLayer(*sizes) for _ in range(options.encoder_layers)])
 
-    def forward(self, vocabulary: Tensor, final: Tensor, tokens: Tensor, visible: Tensor | None) -> Tensor:
+    def forward(self, inputs: Tensor, tokens: Tensor, visible: Tensor) -> Tensor:
         """Runs every full sequence.
 
         Args:
-            vocabulary: (V, d), input vectors of all tokens.
-            final: (d,), input vector of [CLS].
-            tokens: (N, T), rows of `vocabulary`.
-            visible: bool (N, T), false for tokens that others may not attend to; None when all are visible.
+            inputs: (V, d), input vectors of all tokens.
+            tokens: (N, T), rows of `inputs`.
+            visible: bool (N, T), false for tokens that others may not attend to.
 
         Returns:
             (N, d).
         """
-        x = torch.cat([vocabulary[tokens], final.expand(tokens.shape[0], 1, -1)], dim=1)  # (N, T + 1, d)
-        length = tokens.shape[1] + 1
-        mask = None
+        # A token always sees itself, so that no row of the softmax is empty; nobody reads hidden tokens.
+        allowed = torch.eye(tokens.shape[1], dtype=torch.bool, device=tokens.device) | visible[:, None, None]
         if self.causal:
-            mask = torch.ones(length, length, dtype=torch.bool, device=x.device).tril()
-        if visible is not None:
-            # A token always sees itself, so that no row of the softmax is empty; nobody reads hidden tokens.
-            keys = F.pad(visible, (0, 1), value=True)[:, None, None, :]
-            keys = keys | torch.eye(length, dtype=torch.bool, device=x.device)
-            mask = keys if mask is None else keys & mask
-        for index, layer in enumerate(self.layers):
-            x = layer(x, mask, index == len(self.layers) - 1)
+            allowed = allowed.tril()
+        x = F.embedding(tokens, inputs)
+        for layer in self.layers:
+            x = layer(x, allowed, layer is self.layers[-1])
         return x[:, -1]
 
-    def forward_shared(
-        self, vocabulary: Tensor, final: Tensor, tokens: Tensor, visible: Tensor | None, tree: PrefixTree
-    ) -> Tensor:
-        """Runs each different prefix once; causal attention only. Arguments as for `forward`.
+    def forward_shared(self, inputs: Tensor, tokens: Tensor, visible: Tensor, tree: PrefixTree) -> Tensor:
+        """Runs each prefix of the tree once; causal attention only. Otherwise as `forward`.
 
-        The rows are the M prefixes, then the U [CLS] tokens. Each row attends to T + 1 slots: the prefixes
-        of its path, of which those up to its own place are valid, and (for [CLS]) itself.
+        There is a row for each prefix. It attends to its path, the prefixes of which it is the last.
         """
-        num_prefixes, num_leaves = tree.place.shape[0], tokens.shape[0]
-        slots, valid = self._slots(tree, visible)
-        inputs = torch.cat([vocabulary, final.unsqueeze(0)])  # (V + 1, d)
-        cls_token = vocabulary.shape[0]
-        own = torch.cat(
-            [tokens[tree.leaf, tree.place], tokens.new_full((num_leaves,), cls_token)]
-        )  # (M + U,)
-        x = inputs
-        for index, layer in enumerate(self.layers):
-            # Nobody reads the prefixes after the last layer.
-            is_last = index == len(self.layers) - 1
-            queries = slice(num_prefixes if is_last else 0, num_prefixes + num_leaves)
-            if index == 0 and inputs.shape[0] <= MAX_SCORE_TABLE:
-                rows = torch.cat([tokens[tree.leaf], tokens])[queries]
-                keys = F.pad(rows, (0, 1), value=cls_token)  # (Q, T + 1)
-                x = self._first_layer(layer, inputs, own[queries], keys, valid[queries])
-            else:
-                x = inputs[own] if index == 0 else x
-                x = self._shared_layer(layer, x, queries, slots[queries], valid[queries])
-        return x
-
-    def _slots(self, tree: PrefixTree, visible: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Returns the rows of each row's slots and which it may attend to, both (M + U, T + 1)."""
-        num_prefixes, (num_leaves, length) = tree.place.shape[0], tree.paths.shape
-        device = tree.place.device
-        cls_rows = torch.arange(num_prefixes, num_prefixes + num_leaves, device=device)
-        of_cls = torch.cat([tree.paths, cls_rows.unsqueeze(1)], dim=1)
-        slots = torch.cat([F.pad(tree.paths[tree.leaf], (0, 1)), of_cls])
-        places = torch.arange(length + 1, device=device)
-        reached = places <= tree.place.unsqueeze(1)
-        reads = torch.ones(num_leaves, length + 1, dtype=torch.bool, device=device)
-        if visible is not None:
-            reached = reached & F.pad(visible[tree.leaf], (0, 1)) | (places == tree.place.unsqueeze(1))
-            reads = F.pad(visible, (0, 1), value=True)
-        return slots, torch.cat([reached, reads])
+        place, leaf, paths = tree
+        own, slots = tokens[leaf, place], paths[leaf]  # (M,), (M, T)
+        places = torch.arange(paths.shape[1], device=tokens.device)
+        valid = (places <= place.unsqueeze(1)) & visible[leaf] | (places == place.unsqueeze(1))
+        layers = list(self.layers)
+        if inputs.shape[0] <= MAX_SCORE_TABLE:
+            x = self._first_layer(layers.pop(0), inputs, own, tokens[leaf], valid)
+        else:
+            x = F.embedding(own, inputs)
+        final = slice(place.shape[0] - tokens.shape[0], None)  # [CLS], the last token of each sequence
+        for layer in layers:
+            rows = final if layer is self.layers[-1] else slice(None)
+            x = self._shared_layer(layer, x, rows, slots[rows], valid[rows])
+        return x[-tokens.shape[0] :]
 
     def _first_layer(self, layer: Any, inputs: Tensor, own: Tensor, keys: Tensor, valid: Tensor) -> Tensor:
         """The layer over raw inputs: scores are looked up in a table of all pairs of vocabulary entries."""
         size, dim = inputs.shape
         projected = layer.qkv(layer.norm1(inputs)).chunk(3, dim=-1)
         q, k, v = (part.unflatten(-1, (self.num_heads, -1)).transpose(0, 1) for part in projected)
-        table = torch.matmul(q * (dim // self.num_heads) ** -0.5, k.transpose(1, 2))  # (H, V + 1, V + 1)
-        scores = F.embedding(own.unsqueeze(1) * size + keys, table.flatten(1).t())  # (Q, T + 1, H)
-        probabilities = layer.attend(scores, valid).permute(2, 0, 1)  # (H, Q, T + 1)
-        # The T + 1 keys of a row are different vocabulary entries, so weights can be laid out over the
-        # vocabulary and the mixture of values becomes one matrix product, forwards and backwards.
+        table = torch.matmul(q * (dim // self.num_heads) ** -0.5, k.transpose(1, 2))  # (H, V, V)
+        scores = F.embedding(own.unsqueeze(1) * size + keys, table.flatten(1).t())  # (M, T, H)
+        probabilities = layer.attend(scores, valid).permute(2, 0, 1)  # (H, M, T)
+        # The keys of a row are different vocabulary entries, so weights can be laid out over the vocabulary
+        # and the mixture of values becomes one matrix product, forwards and backwards.
         weights = probabilities.new_zeros(self.num_heads, keys.shape[0], size)
         weights = weights.scatter(2, keys.expand(self.num_heads, -1, -1), probabilities)
-        mixed = torch.matmul(weights, v).transpose(0, 1).flatten(1)  # (Q, d)
+        mixed = torch.matmul(weights, v).transpose(0, 1).flatten(1)  # (M, d)
         return layer.finish(F.embedding(own, inputs), mixed)
 
-    def _shared_layer(self, layer: Any, x: Tensor, queries: slice, slots: Tensor, valid: Tensor) -> Tensor:
-        """A later layer: rows gather the keys and values of their slots."""
+    def _shared_layer(self, layer: Any, x: Tensor, rows: slice, slots: Tensor, valid: Tensor) -> Tensor:
+        """A later layer, for some rows: they gather the keys and values of their slots."""
         heads = (self.num_heads, x.shape[-1] // self.num_heads)
         q, key_value = layer.qkv(layer.norm1(x)).tensor_split([x.shape[-1]], dim=-1)
-        q = q[queries] * heads[1] ** -0.5
+        q = (q[rows] * heads[1] ** -0.5).unflatten(-1, heads).unsqueeze(1)
         k, v = (part.unflatten(-1, heads) for part in F.embedding(slots, key_value).chunk(2, dim=-1))
-        scores = (q.unflatten(-1, heads).unsqueeze(1) * k).sum(
-            -1
-        )  # k, v (Q, T + 1, H, D); scores (Q, T + 1, H)
-        mixed = (layer.attend(scores, valid).unsqueeze(-1) * v).sum(1).flatten(1)
-        return layer.finish(x[queries], mixed)
+        probabilities = layer.attend((q * k).sum(-1), valid)  # k, v (R, T, H, D), probabilities (R, T, H)
+        return layer.finish(x[rows], (probabilities.unsqueeze(-1) * v).sum(1).flatten(1))
 
 
 class PositionEncoder(nn.Module):
@@ -247,8 +204,7 @@ class PositionEncoder(nn.Module):
         super().__init__()
         self.base, self.num_digits, self.num_dims = options.base, options.num_digits, num_dims
         self.capacity, self.out_dim = self.base**self.num_digits, out_dim
-        self.mask_padding, self.allow_absent = options.mask_padding, options.allow_absent
-        self.temperature = options.temperature
+        self.mask_padding, self.temperature = options.mask_padding, options.temperature
         dim = options.encoder_dim
         self.digit_embedding = nn.Parameter(torch.empty(self.base, dim))  # T
         # O has a row for each place of the whole sequence, as in the release; the paper says k rows, shared
@@ -277,54 +233,46 @@ class PositionEncoder(nn.Module):
     def forward(self, positions: Tensor) -> Tensor:
         """Encodes positions (..., n) to vectors (..., out_dim). Positions are not checked here."""
         flat = positions.reshape(-1, self.num_dims)
-        encoded = self.encode_each(flat) if is_traced() or flat.is_meta else self._encode_unique(flat)
+        if is_traced() or flat.is_meta:
+            encoded = self.encode_each(flat)
+        else:
+            encode = self._encode_sorted if self.model.causal else self.encode_each
+            unique, inverse = sort_unique_positions(flat, self.capacity)
+            chunks = [unique] if torch.is_grad_enabled() else unique.split(CHUNK_SIZE)
+            encoded = F.embedding(inverse, torch.cat([encode(chunk) for chunk in chunks]))
         return encoded.reshape(*positions.shape[:-1], self.out_dim)
 
     def encode_each(self, positions: Tensor) -> Tensor:
         """Encodes (N, n) positions one by one, with static shapes and nothing shared; returns (N, P)."""
-        tokens, visible = self._tokens(positions)
-        return self._project(self.model(self._vocabulary(), self.cls_embedding, tokens, visible))
-
-    def _encode_unique(self, positions: Tensor) -> Tensor:
-        """Encodes each different position once, in inference some at a time."""
-        unique, inverse = sort_unique_positions(positions, self.capacity)
-        chunks = [unique] if torch.is_grad_enabled() else unique.split(CHUNK_SIZE)
-        shares = self.model.causal and unique.shape[0] > 0
-        encoded = torch.cat([self._encode_sorted(c) if shares else self.encode_each(c) for c in chunks])
-        return encoded if inverse is None else F.embedding(inverse, encoded)
+        return self._project(self.model(self._inputs(), *self._tokens(positions)))
 
     def _encode_sorted(self, positions: Tensor) -> Tensor:
         """Encodes sorted, different positions, sharing their prefixes."""
         tokens, visible = self._tokens(positions)
-        # Absent coordinates have a token of no meaning; what tells prefixes apart is the position itself.
-        symbols = tokens * 2 + self._present(positions) if self.allow_absent else tokens
-        tree = build_prefix_tree(symbols)
-        states = self.model.forward_shared(self._vocabulary(), self.cls_embedding, tokens, visible, tree)
-        return self._project(states)
+        # Absent coordinates have the token of a zero; what tells prefixes apart is that it is not visible.
+        tree = build_prefix_tree(tokens * 2 + visible)
+        return self._project(self.model.forward_shared(self._inputs(), tokens, visible, tree))
 
-    def _vocabulary(self) -> Tensor:
-        """Input vectors of all (place, digit) pairs, (n * k * b, d): T[digit] + O[place] + D[dimension]."""
+    def _inputs(self) -> Tensor:
+        """Input vectors (n * k * b + 1, d) of all tokens: T[digit] + O[place] + D[dimension], then [CLS]."""
         places: Tensor = self.place_embedding
         if self.dimension_embedding is not None:
             places = places + self.dimension_embedding.repeat_interleave(self.num_digits, dim=0)
-        return (places.unsqueeze(1) + self.digit_embedding).flatten(0, 1)
+        digits = (places.unsqueeze(1) + self.digit_embedding).flatten(0, 1)
+        return torch.cat([digits, self.cls_embedding.unsqueeze(0)])
 
-    def _tokens(self, positions: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Turns positions (N, n) into vocabulary entries (N, n * k) and tells which may be attended to."""
-        visible = self._present(positions) if self.allow_absent else None
+    def _tokens(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Turns positions (N, n) into rows of `_inputs` (N, n * k + 1) and tells which may be attended to."""
         digits = positions_to_digits(positions.clamp(min=0), self.base, self.num_digits)
+        visible = (positions >= 0).repeat_interleave(self.num_digits, dim=-1)
         if self.mask_padding:
-            real = real_digit_mask(digits, self.num_digits)
-            visible = real if visible is None else visible & real
-        places = torch.arange(digits.shape[-1], device=digits.device)
-        # In a graph positions are not checked: those too large get an index that the vocabulary does not
-        # have.
+            visible = visible & real_digit_mask(digits, self.num_digits)
+        tokens = digits + torch.arange(digits.shape[-1], device=digits.device) * self.base
+        # In a graph positions are not checked: those too large get an index that no input has.
+        cls_token = digits.shape[-1] * self.base
         fits = (positions < self.capacity).repeat_interleave(self.num_digits, dim=-1)
-        return torch.where(fits, digits + places * self.base, digits.shape[-1] * self.base), visible
-
-    def _present(self, positions: Tensor) -> Tensor:
-        """Marks the digits of coordinates that are there, bool (N, n * k)."""
-        return (positions >= 0).repeat_interleave(self.num_digits, dim=-1)
+        tokens = torch.where(fits, tokens, cls_token + 1)
+        return F.pad(tokens, (0, 1), value=cls_token), F.pad(visible, (0, 1), value=True)
 
     def _project(self, states: Tensor) -> Tensor:
         return self.out(self.norm(states)) * (1.0 / self.temperature)
@@ -343,52 +291,34 @@ def sinusoids(positions: Tensor, width: int, max_position: int) -> Tensor:
 
 
 def fit_to_sinusoids(
-    encoder: PositionEncoder,
-    max_position: int,
-    steps: int,
-    generator: torch.Generator,
-    batch_size: int = 256,
-    learning_rate: float = 3e-3,
+    encoder: PositionEncoder, max_position: int, steps: int, generator: torch.Generator
 ) -> float:
     """Fits an encoder to sines and cosines of its positions, and returns the last mean squared error.
 
     It needs no data. Afterwards near positions have similar vectors and all positions different ones, which a
-    fresh encoder would have to learn from the loss of the host.
-
-    Args:
-        encoder: on any device but "meta".
-        max_position: positions are drawn below it.
-        steps: of Adam, at a rate that falls to zero.
-        generator: draws the positions; on the CPU.
-        batch_size: positions a step.
-        learning_rate: of the first step.
+    fresh encoder would have to learn from the loss of the host. Positions below `max_position` are drawn with
+    the generator, on the CPU.
     """
 
     def draw() -> tuple[Tensor, Tensor]:
-        positions = torch.randint(max_position, (batch_size, encoder.num_dims), generator=generator)
+        positions = torch.randint(max_position, (256, encoder.num_dims), generator=generator)
         return positions, sinusoids(positions, encoder.out_dim, max_position)
 
-    return fit_encoder(encoder, draw, steps, learning_rate)
+    return fit_encoder(encoder, draw, steps)
 
 
 @torch.inference_mode(False)
 @torch.enable_grad()
-def fit_encoder(
-    encoder: PositionEncoder,
-    draw: Callable[[], tuple[Tensor, Tensor]],
-    steps: int,
-    learning_rate: float = 3e-3,
-) -> float:
+def fit_encoder(encoder: PositionEncoder, draw: Callable[[], tuple[Tensor, Tensor]], steps: int) -> float:
     """Fits an encoder to given vectors, and returns the last mean squared error.
 
     Args:
         encoder: on any device but "meta".
         draw: gives the positions (N, n) of a step and the vectors (N, out_dim) wanted for them.
         steps: of Adam, at a rate that falls to zero.
-        learning_rate: of the first step.
     """
     device, was_training, error = encoder.cls_embedding.device, encoder.training, math.inf
-    optimizer = torch.optim.Adam(encoder.parameters(), learning_rate)
+    optimizer = torch.optim.Adam(encoder.parameters(), lr=3e-3)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.01, max(1, steps))
     encoder.eval()  # without dropout
     for step in range(1, steps + 1):

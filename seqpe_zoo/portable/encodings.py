@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .position_encoding import (
@@ -22,10 +21,8 @@ from .position_encoding import (
     did_you_mean,
     join_rotation,
     option,
-    prepend_rows,
 )
-from .positions import range_positions, ravel_positions
-from .seqpe import MAX_TABLE_ROWS, SeqPE, resize_grid_rows
+from .seqpe import MAX_TABLE_ROWS, SeqPE, read_stretched
 
 
 class NoPositionEncoding(PositionEncoding):
@@ -54,6 +51,7 @@ class SinusoidalEmbedding(PositionEncoding):
     name = "ape_sin"
     supported_dims = frozenset({1})
     flattens = True
+    changes_input = True
     Options = SinusoidalOptions
 
     def encode(self, positions: Tensor, limit: list[int] | None = None) -> Tensor:
@@ -61,15 +59,6 @@ class SinusoidalEmbedding(PositionEncoding):
         exponent = torch.div(columns, 2, rounding_mode="floor") * (2.0 / self.dim)
         angles = positions.float() * torch.pow(float(self.options.base), -exponent)
         return torch.where(columns % 2 == 0, angles.sin(), angles.cos()) * self.options.scale
-
-    def encode_prefix(self, encoded: Tensor) -> Tensor:
-        numbers = range_positions(self.host.num_prefix, device=encoded.device)
-        return prepend_rows(self.encode(numbers), encoded)
-
-    changes_input = True
-
-    def on_input(self, x: Tensor, encoded: Tensor) -> Tensor:
-        return x + encoded.to(x.dtype)
 
 
 class LearnedEmbedding(PositionEncoding):
@@ -79,6 +68,7 @@ class LearnedEmbedding(PositionEncoding):
     """
 
     name = "ape_learn"
+    changes_input = True
 
     def __init__(self, dim: int, **kwargs: Any) -> None:
         super().__init__(dim, **kwargs)
@@ -92,8 +82,8 @@ class LearnedEmbedding(PositionEncoding):
                 f"train_shape={self.train_shape} is too large a table; {MAX_TABLE_ROWS} rows are allowed"
             )
         self.weight = nn.Parameter(torch.empty(math.prod(self.train_shape), dim))
-        prefix = self.host.num_prefix
-        self.prefix = nn.Parameter(torch.empty(prefix, dim)) if prefix else None
+        if self.host.num_prefix:
+            self.prefix = nn.Parameter(torch.empty(self.host.num_prefix, dim))
         self.reset_parameters()
 
     def reset_parameters(self, std: float = 0.02) -> None:
@@ -103,20 +93,8 @@ class LearnedEmbedding(PositionEncoding):
             nn.init.normal_(self.prefix, std=std)
 
     def encode(self, positions: Tensor, limit: list[int] | None = None) -> Tensor:
-        if limit is None:
-            limit = (positions.reshape(-1, self.num_dims).amax(dim=0) + 1).tolist()
         assert self.train_shape is not None
-        sides = [max(trained, wanted) for trained, wanted in zip(self.train_shape, limit, strict=True)]
-        table = resize_grid_rows(self.weight, list(self.train_shape), sides)
-        return F.embedding(ravel_positions(positions, sides), table)
-
-    def encode_prefix(self, encoded: Tensor) -> Tensor:
-        return encoded if self.prefix is None else prepend_rows(self.prefix, encoded)
-
-    changes_input = True
-
-    def on_input(self, x: Tensor, encoded: Tensor) -> Tensor:
-        return x + encoded.to(x.dtype)
+        return read_stretched(self.weight, self.train_shape, positions, limit)
 
 
 @dataclass(frozen=True)
@@ -145,10 +123,6 @@ class Rotary(PositionEncoding):
     def encode(self, positions: Tensor, limit: list[int] | None = None) -> Tensor:
         frequencies = inverse_frequencies(self.options.base, self.host.head_dim // 2, positions.device)
         return join_rotation((positions.float() * frequencies).unsqueeze(-2))
-
-    def encode_prefix(self, encoded: Tensor) -> Tensor:
-        numbers = range_positions(self.host.num_prefix, device=encoded.device)
-        return prepend_rows(self.encode(numbers), encoded)
 
     def make_operation(self) -> AttentionOperation:
         return RotateOperation()

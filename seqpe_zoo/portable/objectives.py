@@ -3,19 +3,19 @@
 Losses are pure functions of vectors. Positions are drawn anew for every step, vectorised and seeded:
 contrastive sets hold lexical twins of a pivot among positions anywhere below `max_position` ("global"), or
 positions of one small region ("local"); transfer sets pair positions of the training context with shifted
-copies. Everything works for any number of dimensions and on any device. Weights and the single encoder call
-are in `seqpe.py`.
+copies. Everything works for any number of dimensions and on any device.
 """
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .positions import ravel_positions, unravel_positions
+from .position_encoding import PositionLosses
+from .positions import count_digits, ravel_positions, unravel_positions
 
 OOD_FORMS = ("paper", "release", "release_mse")
 
@@ -41,17 +41,13 @@ def distance_contrastive_loss(
         scale: similarities are multiplied by it; 1 in the paper.
         label_smoothing: as in cross entropy; 0 in the paper.
     """
-    batch, count, width = candidates.shape
-    heads = (num_heads, width // num_heads)
-    similarity = (
-        torch.einsum("bhp,bmhp->bhm", pivot.unflatten(-1, heads), candidates.unflatten(-1, heads)) * scale
-    )
+    heads = (num_heads, candidates.shape[-1] // num_heads)
+    pairs = pivot.unflatten(-1, heads), candidates.unflatten(-1, heads)
+    similarity = torch.einsum("bhp,bmhp->bhm", *pairs) * scale
     if ignored is not None:
         similarity = similarity.masked_fill(ignored.unsqueeze(1), float("-inf"))
     labels = nearest.repeat_interleave(num_heads)
-    return F.cross_entropy(
-        similarity.reshape(batch * num_heads, count), labels, label_smoothing=label_smoothing
-    )
+    return F.cross_entropy(similarity.flatten(0, 1), labels, label_smoothing=label_smoothing)
 
 
 def ood_distillation_loss(
@@ -115,9 +111,49 @@ def share_of_batch(
     return (predicted != -100).sum() / num_items_in_batch
 
 
-def warmup_ratio(step: int, warmup_steps: int) -> float:
-    """Share of the objectives' weights at a step counted from 1: linear up to `warmup_steps`, then 1."""
-    return min(1.0, step / warmup_steps) if warmup_steps > 0 else 1.0
+class StepObjectives:
+    """The positions that one training step draws for both objectives, and the losses of their vectors.
+
+    An objective whose weight is zero draws nothing, and its loss is zero.
+
+    Args:
+        options: `SeqPEOptions` without open defaults.
+        window: size of the training context in each dimension.
+        generator: source of randomness; None for one seeded from PyTorch's global one.
+        device: of the encoder.
+    """
+
+    def __init__(self, options: Any, window: Sequence[int], generator: Any, device: torch.device) -> None:
+        self.options = options
+        window = [max(1, side) for side in window]  # a side is 0 where all tokens lack a coordinate
+        generator = optional_generator(generator, device)
+        sets = []
+        if options.distance_weight > 0:
+            size = (options.max_position, len(window), options.base)
+            counts = (options.num_pivots, options.num_candidates)
+            drawn = sample_contrastive(*size, *counts, generator, local_range=options.local_range)
+            self.nearest, self.tied = drawn.nearest.to(device), drawn.tied.to(device)
+            sets.append(torch.cat([drawn.pivots.unsqueeze(1), drawn.candidates], dim=1))
+        if options.ood_weight > 0:
+            counts = (options.num_starts, options.num_transfer)
+            sets.append(torch.cat(sample_transfer(window, options.max_position, *counts, generator), dim=1))
+        self.shapes = [drawn.shape[:2] for drawn in sets]
+        nothing = torch.empty(0, len(window), dtype=torch.long, device=device)
+        self.positions = torch.cat([nothing, *(drawn.flatten(0, 1).to(device) for drawn in sets)])
+        """All positions, (N, n)."""
+
+    def losses(self, vectors: Tensor) -> PositionLosses:
+        """Returns the losses of the vectors (N, W) of `positions`."""
+        options, parts = self.options, vectors.split([shape.numel() for shape in self.shapes])
+        sets = [part.unflatten(0, shape) for part, shape in zip(parts, self.shapes)]  # (B, m, W)
+        distance = ood = vectors.new_zeros(())
+        if options.distance_weight > 0:
+            pivots, candidates = sets[0].tensor_split([1], dim=1)
+            distance = distance_contrastive_loss(pivots.squeeze(1), candidates, self.nearest, self.tied)
+        if options.ood_weight > 0:
+            teachers, students = sets[-1].chunk(2, dim=1)
+            ood = ood_distillation_loss(teachers, students, options.ood_heads, options.ood_form)
+        return PositionLosses(distance, ood, options.distance_weight * distance + options.ood_weight * ood)
 
 
 # Which positions the objectives see.
@@ -147,23 +183,19 @@ class TransferSet(NamedTuple):
 
 
 def sample_distinct(high: int, rows: int, count: int, generator: torch.Generator) -> Tensor:
-    """Draws `count` different integers below `high` in each of `rows` rows, in random order.
-
-    Raises:
-        ValueError: there are not so many integers.
-    """
+    """Draws `count` different integers below `high` in each of `rows` rows, in random order."""
     if count > high:
         raise ValueError(
             f"cannot draw {count} different positions out of {high}; ask for fewer or widen the range"
         )
     device = generator.device
     if high <= 16 * count:
-        keys = torch.rand(rows, high, generator=generator, device=device)
-        return keys.topk(count, dim=1).indices
+        return torch.rand(rows, high, generator=generator, device=device).topk(count, dim=1).indices
     # With at least 16 times as many integers as wanted, twice the draws hold enough different ones: the
     # chance that they do not is below 1e-30 for count = 1 and falls from there.
-    drawn = torch.randint(high, (rows, 2 * count + 24), generator=generator, device=device)
-    return _first_distinct(drawn, torch.ones_like(drawn, dtype=torch.bool), count)
+    return _first_distinct(
+        torch.randint(high, (rows, 2 * count + 24), generator=generator, device=device), count
+    )
 
 
 def squared_distance(pivots: Tensor, candidates: Tensor) -> Tensor:
@@ -209,19 +241,15 @@ def sample_contrastive(
 
     num_hard = int(num_candidates * hard_ratio)
     hard = edit_positions(pivots.unsqueeze(1).expand(-1, num_hard, -1), base, max_position, generator)
-    # A twin must be farther away than some plain candidate that is kept in any case: so it is never the
-    # positive.
-    kept = plain[:, : num_candidates - num_hard]
-    reach = squared_distance(pivots, kept).double()
-    reach = reach.masked_fill((kept == pivots.unsqueeze(1)).all(-1), float("inf"))
-    allowed = squared_distance(pivots, hard).double() > reach.amin(dim=1, keepdim=True)
-    allowed = allowed & ~is_local.unsqueeze(1)
-
     pool = torch.cat([hard, plain], dim=1)
-    usable = torch.cat([allowed, torch.ones_like(plain[..., 0], dtype=torch.bool)], dim=1)
-    usable = usable & (pool != pivots.unsqueeze(1)).any(-1)
-    codes = _first_distinct(ravel_positions(pool, sides), usable, num_candidates)
-    candidates = unravel_positions(codes, sides)
+    distances = squared_distance(pivots, pool).double()
+    distances = distances.masked_fill(distances == 0, float("inf"))  # the pivot itself
+    # A twin must be farther away than a plain candidate that is kept in any case: so it is never the nearest.
+    reach = distances[:, num_hard:num_candidates].amin(dim=1, keepdim=True)
+    usable = distances.isfinite()
+    usable[:, :num_hard] &= (distances[:, :num_hard] > reach) & ~is_local.unsqueeze(1)
+    codes = torch.where(usable, ravel_positions(pool, sides), -1)
+    candidates = unravel_positions(_first_distinct(codes, num_candidates), sides)
     distances = squared_distance(pivots, candidates)
     nearest = distances.argmin(dim=1)
     tied = distances == distances.gather(1, nearest.unsqueeze(1))
@@ -250,9 +278,7 @@ def edit_positions(positions: Tensor, base: int, max_position: int, generator: t
 
 def _edit_digits(numbers: Tensor, base: int, max_position: int, generator: torch.Generator) -> Tensor:
     """Swaps, inserts, replaces or deletes one digit of each number, by arithmetic on its two sides."""
-    num_places = 1
-    while base**num_places < max_position:
-        num_places += 1
+    num_places = count_digits(base, max_position)
     powers = torch.tensor([base**place for place in range(num_places + 2)], device=numbers.device)
     length = (numbers.unsqueeze(-1) >= powers[1:num_places]).sum(-1) + 1
 
@@ -283,18 +309,39 @@ def sample_transfer(
 ) -> TransferSet:
     """Draws the sets of the distillation objective.
 
+    Shifts reach beyond the trained context: in one dimension by a quarter of it at least, as in the release;
+    in more, at least one coordinate is moved by a whole side.
+
     Args:
         window: size of the training context in each dimension.
         max_position: L_max; shifted contexts end below it.
-        num_starts: shifts drawn.
-        num_positions: positions compared for each shift, at most as many as the context has.
+        num_starts: B, shifts drawn.
+        num_positions: m, positions compared for each shift, at most as many as the context has.
         generator: source of randomness.
-
-    Raises:
-        ValueError: the max_position has no room for a shifted context.
     """
+    least = [max(1, window[0] // 4)] if len(window) == 1 else window
+    most = [max_position - side for side in window]
+    movable = [n for n, (low, high) in enumerate(zip(least, most)) if high >= low]
+    if not movable or min(most) < 0:
+        raise ValueError(
+            f"a context of {tuple(window)} leaves no room for shifted copies below "
+            f"max_position={max_position}; raise it (and num_digits where needed), or set ood_weight=0"
+        )
+    device = generator.device
+
+    def draw(low: Sequence[int], high: Sequence[int]) -> Tensor:
+        columns = [
+            torch.randint(a, max(a, b) + 1, (num_starts,), generator=generator, device=device)
+            for a, b in zip(low, high)
+        ]
+        return torch.stack(columns, dim=-1)
+
+    starts = draw([0] * len(window), most)
+    is_outside = (starts >= torch.tensor(least, device=device)).any(dim=1, keepdim=True)
+    chosen = torch.tensor(movable, device=device)[draw([0], [len(movable) - 1])]  # (B, 1)
+    is_moved = ~is_outside & (torch.arange(len(window), device=device) == chosen)
+    starts = torch.where(is_moved, draw(least, most), starts)
     cells = math.prod(window)
-    starts = _sample_outside_starts(window, max_position, num_starts, generator)
     index = sample_distinct(cells, num_starts, min(num_positions, cells), generator)
     teachers = unravel_positions(index, window)
     return TransferSet(teachers, teachers + starts.unsqueeze(1))
@@ -344,59 +391,22 @@ def _sample_local(
     return unravel_positions(cells, [side] * num_dims) + start
 
 
-def _sample_outside_starts(
-    window: Sequence[int], max_position: int, count: int, generator: torch.Generator
-) -> Tensor:
-    """Draws starts (count, n) of contexts that reach beyond the trained one.
-
-    In one dimension they begin at a quarter of the context, as in the release; in more, at least one
-    coordinate is moved by a whole side.
-    """
-    device = generator.device
-    least = [window[0] // 4 if len(window) == 1 else side for side in window]
-    most = [max_position - side for side in window]
-    movable: list[int] = [
-        dimension for dimension in range(len(window)) if most[dimension] >= max(1, least[dimension])
-    ]
-    if not movable or min(most) < 0:
-        raise ValueError(
-            f"a context of {tuple(window)} leaves no room for shifted copies below "
-            f"max_position={max_position}; raise it (and num_digits where needed), or set ood_weight=0"
-        )
-    columns = [torch.randint(high + 1, (count,), generator=generator, device=device) for high in most]
-    outside = torch.stack([column >= max(1, low) for column, low in zip(columns, least)]).any(0)
-    chosen = torch.randint(len(movable), (count,), generator=generator, device=device)
-    for number, dimension in enumerate(movable):
-        low = max(1, least[dimension])
-        moved = torch.randint(low, most[dimension] + 1, (count,), generator=generator, device=device)
-        columns[dimension] = torch.where(~outside & (chosen == number), moved, columns[dimension])
-    return torch.stack(columns, dim=-1)
-
-
-def _first_distinct(codes: Tensor, usable: Tensor, count: int) -> Tensor:
-    """Returns the first `count` different usable codes of each row, in order: (B, S) to (B, count)."""
-    ordered, index = codes.sort(dim=1, stable=True)  # of equal codes, the earlier stands first
-    blocked = ~usable.gather(1, index)
-    # Only a usable predecessor makes a code a repetition; unusable ones sort among equals by their place, so
-    # mark repetitions by the count of usable equals before them.
-    same = torch.zeros_like(blocked)
-    same[:, 1:] = ordered[:, 1:] == ordered[:, :-1]
-    rank = (~blocked).long().cumsum(1)
-    start_rank = (
-        torch.where(same, 0, rank - (~blocked).long()).cummax(1).values
-    )  # usable codes before the run
-    repeated = rank - (~blocked).long() > start_rank
-    rejected = torch.zeros_like(usable).scatter(1, index, blocked | repeated)
-    places = torch.arange(codes.shape[1], device=codes.device)
+def _first_distinct(codes: Tensor, count: int) -> Tensor:
+    """Returns the first `count` different codes from 0 on of each row, in order: (B, S) to (B, count)."""
+    places, unusable = torch.arange(codes.shape[1], device=codes.device), codes < 0
+    distinct = torch.where(unusable, -1 - places, codes)  # the unusable repeat nothing
+    ordered, index = distinct.sort(dim=1, stable=True)  # of equal codes, the earlier stands first
+    repeats = F.pad(ordered[:, 1:] == ordered[:, :-1], (1, 0))
+    rejected = unusable | torch.zeros_like(unusable).scatter(1, index, repeats)
     order = (places + rejected.long() * codes.shape[1]).argsort(dim=1)
     return codes.gather(1, order[:, :count])
 
 
 def optional_generator(generator: torch.Generator | None, device: torch.device) -> torch.Generator:
-    """Returns the generator of a training step.
+    """Returns the generator of a training step: the user's, or one seeded from PyTorch's global one.
 
-    Without one from the user, a seed is drawn from PyTorch's global generator, which trainers seed, save and
-    restore, and mixed with the process's rank, so that each process draws positions of its own.
+    Trainers seed, save and restore that one; the rank of the process is mixed in, so that each process draws
+    positions of its own.
     """
     if generator is not None:
         return generator

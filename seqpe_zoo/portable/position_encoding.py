@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .positions import Positions, check_grid, check_positions
+from .positions import Positions, check_grid, check_positions, range_positions
 
 PORTABLE_VERSION = "2"
 """Version of the code that travels with published checkpoints. A change in this folder changes published
@@ -356,7 +356,7 @@ class PositionEncoding(nn.Module):
     needs_causal: ClassVar[bool] = False
     Options: ClassVar[type[Any]] = Options
     changes_input: bool = False
-    """Whether `on_input` does anything."""
+    """Whether `on_input` adds what is encoded, or does something else."""
     capacity: int | None = None
     """What coordinates must be below; None where there is no limit."""
     allow_absent: bool = False
@@ -387,6 +387,8 @@ class PositionEncoding(nn.Module):
         """Queries that share a key head."""
         self.num_dims = 1 if self.flattens else self.host.num_dims
         """Coordinates of the positions that `encode` takes: 1 for a method that numbers a grid through."""
+        self.prefix: nn.Parameter | None = None
+        """Learned rows of class and register tokens; see `encode_prefix`."""
         self.register_buffer("kind", self._kind_as_bytes())
         self.clear_cache()
 
@@ -418,13 +420,17 @@ class PositionEncoding(nn.Module):
 
     def encode_prefix(self, encoded: Tensor) -> Tensor:
         """Puts the rows of class and register tokens before those of the other tokens: (..., P + L, W)."""
-        if self.host.num_prefix == 0:
+        count = self.host.num_prefix
+        if count == 0:
             return encoded
-        return prepend_rows(encoded.new_zeros(self.host.num_prefix, encoded.shape[-1]), encoded)
+        if self.flattens:
+            return prepend_rows(self.encode(range_positions(count, device=encoded.device)), encoded)
+        zeros = encoded.new_zeros(count, encoded.shape[-1])
+        return prepend_rows(zeros if self.prefix is None else self.prefix, encoded)
 
     def on_input(self, x: Tensor, encoded: Tensor) -> Tensor:
         """Changes the embedded tokens (B, L, C) before the first layer."""
-        return x
+        return x + encoded.to(x.dtype) if self.changes_input else x
 
     def layer_inputs(self, encoded: Tensor) -> list[Tensor]:
         """Returns for each layer what its attention operation needs, (..., L, T)."""

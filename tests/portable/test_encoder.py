@@ -95,11 +95,11 @@ def test_prefixes_are_counted_as_promised():
     assert tree.place.bincount().tolist() == [2, 20, 200, 2000, 20000]
 
 
-def test_sorting_returns_none_for_what_is_sorted_already():
+def test_sorting_keeps_what_is_sorted_already():
     positions = torch.tensor([[0, 5], [1, 0], [1, 2]])
     unique, inverse = sort_unique_positions(positions, 100)
-    assert unique is positions
-    assert inverse is None
+    assert torch.equal(unique, positions)
+    assert inverse.tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("capacity", [100, 10**40])

@@ -43,7 +43,7 @@ def draw_options(rng: random.Random, name: str) -> dict[str, Any]:
             "allow_absent": [True, False], "integration": [None, "mul", "sum", "bias", "input"],
             "projection": [None, "per_layer", "shared", "none"],
             "multi_head": [True, False], "bias_scale": [1, 0.5, -1.0], "init": ["fan_in", "release"],
-            "init_scale": [0, 2.0], "extrapolation": ["extend", "interpolate"],
+            "fit_steps": [1, 5], "extrapolation": ["extend", "interpolate"],
             "distance_weight": [0.0, 0.1, 3], "ood_weight": [0.0, 0.1],
             "shift_probability": [0.0, 0.5, 1.0], "shift_scope": ["example", "batch"],
             "max_position": [None, 1, 2, 10, 99, 10**9, 10**12], "num_pivots": [1, 4],

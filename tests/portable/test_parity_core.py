@@ -18,7 +18,6 @@ from seqpe_zoo.portable.objectives import (
     distance_contrastive_loss,
     ood_distillation_loss,
     squared_distance,
-    warmup_ratio,
 )
 from seqpe_zoo.portable.positions import positions_to_digits, real_digit_mask
 
@@ -124,15 +123,6 @@ def test_parity_of_distillation_loss(case):
         main_grad = torch.zeros_like(main) if main.grad is None else main.grad
         torch.testing.assert_close(student.grad, tensors[f"{case}_grad_student"], atol=1e-5, rtol=1e-4)
         torch.testing.assert_close(main_grad, tensors[f"{case}_grad_main"], atol=1e-5, rtol=1e-4)
-
-
-def test_parity_of_weight_warmup():
-    recorded = json.loads((FOLDER / "pe_weight_scheduler.json").read_text())
-    for args, steps in ((recorded["args"], recorded["steps"]), (recorded["args_w0"], recorded["steps_w0"])):
-        alpha, beta, warmup = args
-        for step, weights in enumerate(steps, start=1):
-            ratio = warmup_ratio(step, warmup)
-            assert [alpha * ratio, beta * ratio] == pytest.approx(weights)
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
