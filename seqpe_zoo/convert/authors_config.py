@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-from .errors import ConversionError
 from .gpt2 import gpt2_settings
+from .zoo_checkpoint import ConversionError
 
 INTEGRATIONS = {"attn_mul": "mul", "attn_add": "sum", "attn_scalar": "bias", "input_add": "input"}
 PROJECTIONS = {"multi": "per_layer", "single": "shared", "none": "none", None: "none"}

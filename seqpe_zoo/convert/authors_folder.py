@@ -16,8 +16,8 @@ from typing import Any
 
 from torch import Tensor
 
-from .errors import ConversionError
 from .safe_pickle import load_safely
+from .zoo_checkpoint import ConversionError
 
 IMAGE_WEIGHTS = "best_model.pth"
 TEXT_WEIGHTS = "best_model"

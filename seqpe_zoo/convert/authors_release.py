@@ -16,8 +16,7 @@ from .authors import (
 from .authors_config import gpt2_from_authors, vit_from_authors
 from .authors_folder import AuthorsRun, find_folder, read_authors_folder
 from .sources import public_name
-from .state_check import load_exactly
-from .zoo_checkpoint import Converted
+from .zoo_checkpoint import Converted, load_exactly
 
 
 def load_authors(

@@ -5,10 +5,8 @@ from typing import Any
 
 from ..data.names import read_config
 from .authors import names_left_out
-from .errors import ConversionError
 from .sources import load_source, public_name
-from .state_check import load_exactly
-from .zoo_checkpoint import Converted
+from .zoo_checkpoint import ConversionError, Converted, load_exactly
 
 
 def convert_gpt2(source: str, revision: str | None = None) -> Converted:

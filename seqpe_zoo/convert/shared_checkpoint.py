@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .errors import ConversionError
 from .vit_formats import transformers_config, vit_for_transformers
-from .zoo_checkpoint import Converted, set_pretrained_cfg
+from .zoo_checkpoint import ConversionError, Converted, set_pretrained_cfg
 
 ARCHITECTURE = "vit_small_patch16_pe_224"
 """The timm name of models that come from transformers; `model_args` say all that a name would."""

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ..data.names import first_line, parse_model_name, read_config, task_of
-from .errors import ConversionError
 from .weights_file import load_weights_file
+from .zoo_checkpoint import ConversionError
 
 PROBE_ROWS, PROBE_LENGTH = 4, 512
 TEXT_LIMIT = 40_000
@@ -76,15 +76,14 @@ def _load_timm(kind: str, place: str) -> Source:
 
 
 def check_vit(model: Any, architecture: str) -> None:
-    """Raises ConversionError for a model of timm without a learned table of positions to replace."""
-    from timm.models import VisionTransformer
+    """Raises ConversionError for a model of timm without a table of positions or a rotation to replace."""
+    from timm.models import Eva, VisionTransformer
 
-    if not isinstance(model, VisionTransformer) or not isinstance(
-        getattr(model, "pos_embed", None), torch.nn.Parameter
-    ):
+    has_table = isinstance(getattr(model, "pos_embed", None), torch.nn.Parameter)
+    if not isinstance(model, Eva) and not (isinstance(model, VisionTransformer) and has_table):
         raise ConversionError(
             f"{architecture} has no learned table of positions (pos_embed) as timm's ViT, DeiT and DINOv2 "
-            "have"
+            "have, and no rotation as those of the Eva family"
         )
 
 

@@ -11,9 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .errors import ConversionError
-from .state_check import load_exactly
-from .zoo_checkpoint import Converted
+from .zoo_checkpoint import ConversionError, Converted, load_exactly
 
 _FROM_MODEL = (
     "img_size",

@@ -12,9 +12,8 @@ from transformers import AutoModelForCausalLM
 import seqpe_zoo  # noqa: F401 (registers the architectures)
 from seqpe_zoo.convert.authors_folder import find_folder
 from seqpe_zoo.convert.authors_release import load_authors
-from seqpe_zoo.convert.errors import ConversionError
 from seqpe_zoo.convert.safe_pickle import UnsafePickleError
-from seqpe_zoo.convert.zoo_checkpoint import Converted, write_checkpoint
+from seqpe_zoo.convert.zoo_checkpoint import ConversionError, Converted, write_checkpoint
 
 from .release import fixtures, read_fixture, weights_of, write_image_run, write_text_run
 
