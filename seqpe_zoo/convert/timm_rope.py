@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from ..data.token_cache import file_sha256
-from .authors_config import named_size
+from .authors import named_size
 from .sources import public_name
 from .weights_file import HEAD_WIDTH, load_state
 from .zoo_checkpoint import ConversionError, Converted, load_exactly

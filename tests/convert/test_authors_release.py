@@ -10,8 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import seqpe_zoo  # noqa: F401 (registers the architectures)
-from seqpe_zoo.convert.authors_folder import find_folder
-from seqpe_zoo.convert.authors_release import load_authors
+from seqpe_zoo.convert.authors_release import find_folder, load_authors
 from seqpe_zoo.convert.safe_pickle import UnsafePickleError
 from seqpe_zoo.convert.zoo_checkpoint import ConversionError, Converted, write_checkpoint
 

@@ -13,8 +13,7 @@ import yaml
 from torch import Tensor
 
 import seqpe_zoo  # noqa: F401 (registers the architectures)
-from seqpe_zoo.convert.authors_folder import AuthorsRun
-from seqpe_zoo.convert.authors_release import build_from_run
+from seqpe_zoo.convert.authors_release import AuthorsRun, build_from_run
 from seqpe_zoo.convert.zoo_checkpoint import ConversionError, Converted
 
 KEYS = Path(__file__).with_name("release_keys")
