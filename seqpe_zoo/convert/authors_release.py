@@ -29,7 +29,7 @@ from .authors import (
 from .gpt2 import names_left_out
 from .safe_pickle import load_safely
 from .sources import public_name
-from .zoo_checkpoint import ConversionError, Converted, load_exactly
+from .zoo_checkpoint import ConversionError, Converted, load_exactly, parse_yaml
 
 IMAGE_WEIGHTS = "best_model.pth"
 TEXT_WEIGHTS = "best_model"
@@ -169,11 +169,9 @@ def _tensors(entries: Any, name: str) -> dict[str, Tensor]:
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
-    import yaml
-
     try:
-        value = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        value = parse_yaml(path.read_text(encoding="utf-8"), path.name)
+    except UnicodeDecodeError as error:
         raise ConversionError(f"{path.name} is not YAML: {first_line(error)}") from error
     if not isinstance(value, dict):
         raise ConversionError(f"{path.name} is no configuration: it holds {type(value).__name__}")

@@ -113,6 +113,8 @@ def _convert(arguments: argparse.Namespace) -> int:
 def _graft(arguments: argparse.Namespace) -> int:
     _check_target(arguments.target)
     options = parse_options(arguments.option)
+    if arguments.fit_steps < 0:
+        raise DataError(f"--fit-steps {arguments.fit_steps} must not be negative")
     parse_model_name(arguments.source)
 
     from .graft import check_options, graft, graft_vit
@@ -187,17 +189,14 @@ def parse_options(words: list[str]) -> dict[str, Any]:
     Raises:
         DataError: a word has no '=', or its value is not YAML.
     """
-    import yaml
+    from .zoo_checkpoint import parse_yaml
 
     options = {}
     for word in words:
         name, separator, value = word.partition("=")
         if not separator or not name:
             raise DataError(f"--option {word!r} must be NAME=VALUE, as num_digits=4")
-        try:
-            options[name] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise DataError(f"--option {word!r}: the value is not YAML") from error
+        options[name] = parse_yaml(value, f"the value of --option {name}")
     return options
 
 

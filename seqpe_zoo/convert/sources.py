@@ -44,7 +44,11 @@ def load_source(source: str, revision: str | None = None, architecture: str | No
         return Source(model, own_name, args or {})
     if revision is not None and kind == "hub":
         place = f"{place.partition('@')[0]}@{revision}"
-    if kind == "timm" or "architecture" in read_config(f"hf-hub:{place}" if kind == "hub" else place):
+    config = {} if kind == "timm" else read_config(f"hf-hub:{place}" if kind == "hub" else place)
+    for key in ("architecture", "model_type"):
+        if not isinstance(config.get(key, ""), str):
+            raise ConversionError(f"{key} in the config.json of {public_name(place)} is no name")
+    if kind == "timm" or "architecture" in config:
         return _load_timm(kind, place)
     return _load_transformers(kind, place)
 
@@ -88,6 +92,7 @@ def check_vit(model: Any, architecture: str) -> None:
 
 
 def _load_transformers(kind: str, place: str) -> Source:
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import (
         AutoConfig,
         AutoImageProcessor,
@@ -109,7 +114,7 @@ def _load_transformers(kind: str, place: str) -> Source:
             companion = load_tokenizer(**name)
         else:
             companion = _or_none(AutoImageProcessor, name)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except (OSError, ValueError, TypeError, LookupError, ImportError, StrictDataclassError) as error:
         raise ConversionError(f"{public_name(place)} cannot be taken: {first_line(error)}") from error
     return Source(model, companions=[] if companion is None else [companion])
 

@@ -18,6 +18,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..data.errors import DataError
+from ..data.names import first_line
 
 RECORD = "conversion.json"
 
@@ -33,6 +34,20 @@ class ConversionError(DataError):
     def __init__(self, message: str, problems: Sequence[str] = ()) -> None:
         self.problems = list(problems)
         super().__init__("\n  ".join([message, *self.problems]))
+
+
+def parse_yaml(text: str, name: str) -> Any:
+    """Returns what a YAML text says.
+
+    Raises:
+        ConversionError: it is no YAML, or nested too deeply.
+    """
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
+        raise ConversionError(f"{name} is not YAML: {first_line(error)}") from error
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,18 @@ from .card_facts import Facts
 LOCAL_DIR = "model_folder"
 """Where the snippet for offline use downloads to."""
 
+MODEL_CLASSES = {
+    "text-generation": "AutoModelForCausalLM",
+    "question-answering": "AutoModelForCausalLM",
+    "text-classification": "AutoModelForSequenceClassification",
+    "token-classification": "AutoModelForTokenClassification",
+    "fill-mask": "AutoModelForMaskedLM",
+    "image-classification": "AutoModelForImageClassification",
+    "feature-extraction": "AutoModel",
+    "image-feature-extraction": "AutoModel",
+}
+"""The class of transformers that loads a model, by the Hub's name of its task (`pipeline_tag`)."""
+
 
 def usage(facts: Facts) -> str:
     """Return the snippets a card shows: each library; with the first, pinned to the release and offline."""
@@ -38,8 +50,7 @@ def _program(imports: list[str], *body: str) -> str:
 
 def _transformers(facts: Facts, place: str, pinned: str = "", first: str = "", more: str = "") -> str:
     """Return a program that loads with transformers; `first` runs before it and needs the import `more`."""
-    vision = facts.pipeline_tag.startswith("image")
-    kind = "AutoModelForImageClassification" if vision else "AutoModelForCausalLM"
+    vision, kind = facts.pipeline_tag.startswith("image"), MODEL_CLASSES.get(facts.pipeline_tag, "AutoModel")
     names, lines, inputs = kind, [first] if first else [], "torch.arange(16)[None]"
     revision = pinned.split(", code_revision")[0]
     imports = ["import torch", *([more] if more else [])]
@@ -57,7 +68,7 @@ def _transformers(facts: Facts, place: str, pinned: str = "", first: str = "", m
     lines += [
         f"model = {kind}.from_pretrained({place}, trust_remote_code=True{pinned}).eval()",
         "with torch.no_grad():",
-        f"    print(model({inputs}).logits.shape)",
+        f"    print(model({inputs}){'[0]' if kind == 'AutoModel' else '.logits'}.shape)",
     ]
     return _program([*imports, f"from transformers import {names}"], *lines)
 
