@@ -7,7 +7,7 @@ import timm
 
 from seqpe_zoo.cli import build_parser, main
 from seqpe_zoo.data.names import ENCODINGS, timm_names
-from seqpe_zoo.hub.zoo_entries import zoo_entries
+from seqpe_zoo.hub.card_facts import zoo_entries
 from seqpe_zoo.portable.encodings import POSITION_ENCODINGS
 
 

@@ -148,7 +148,7 @@ def _write(converted: Any, arguments: argparse.Namespace) -> Any:
     """Writes the checkpoint for the library asked for, and returns what was written."""
     from dataclasses import replace
 
-    from .vit_formats import transformers_config, vit_for_transformers
+    from .shared_checkpoint import transformers_config, vit_for_transformers
     from .zoo_checkpoint import ConversionError, write_checkpoint
 
     if converted.library == "timm" and arguments.library == "transformers":

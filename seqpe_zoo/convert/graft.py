@@ -207,14 +207,10 @@ def _timm_builder(theirs: Any, architecture: str, model_args: dict[str, Any] | N
         model = timm.create_model(architecture, pretrained=False, **args)
         if keep_native:
             model.position_encoding.start_neutral()
-        wanted = model.state_dict()
-        state = {
-            name: tensor
-            for name, tensor in theirs.state_dict().items()
-            if name in wanted or not (name == "pos_embed" or name.startswith("rope."))
-        }
-        own = {name: value for name, value in wanted.items() if name.startswith("position_encoding.")}
-        load_exactly(model, state | own, architecture)
+        state, own = theirs.state_dict(), model.state_dict()
+        replaced = [name for name in state if name == "pos_embed" or name.startswith("rope.")]
+        state = {name: value for name, value in state.items() if name in own or name not in replaced}
+        load_exactly(model, own | state, architecture)
         return Converted(model, "timm", args, {"format": f"graft on {architecture}"})
 
     return build

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from .card_snippets import MODEL_CLASSES
+from .card import MODEL_CLASSES
 from .errors import UsageError
 from .files import parse_yaml
 

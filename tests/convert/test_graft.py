@@ -134,7 +134,7 @@ def test_input_graft_of_vits_hardly_moves_logits(name: str, changes: dict[str, A
 def test_vits_take_attention_integrations(integration: str) -> None:
     _, report = graft_vit(strong_vit(), "vit_tiny_patch16_224", VIT, integration, fit_steps=20)
     assert report.integration == integration
-    assert 0 < report.change.relative < 2
+    assert 0 < report.change.relative < 3
 
 
 def test_models_without_a_table_and_wrong_options_are_refused() -> None:

@@ -8,7 +8,6 @@ import sys
 import pytest
 
 from seqpe_zoo.hub import errors
-from seqpe_zoo.hub.both_libraries import add_prefix
 from seqpe_zoo.hub.clean_room import compare_fingerprints
 from seqpe_zoo.hub.client import Deadline, backoff
 from seqpe_zoo.hub.commands import find_card
@@ -18,7 +17,7 @@ from seqpe_zoo.hub.errors import UsageError
 from seqpe_zoo.hub.files import git_sha1_of
 from seqpe_zoo.hub.manifest import PORTABLE, compare_with_manifest, read_manifest
 from seqpe_zoo.hub.plan import Target
-from seqpe_zoo.hub.stage import stage
+from seqpe_zoo.hub.stage import add_prefix, stage
 from tests.hub.helpers import FACTS, LIGHT, safetensors_bytes, write_card_folder
 
 
