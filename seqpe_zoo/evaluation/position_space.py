@@ -78,24 +78,23 @@ def collapse_score(vectors: Tensor) -> float:
     return float(entropy.mean() / math.log(len(vectors)))
 
 
-def neighbour_coverage(similarity: Tensor, reach: int = NEAR) -> float:
-    """Returns the share of positions whose most similar other position is at most `reach` away."""
+def neighbour_coverage(similarity: Tensor) -> float:
+    """Returns the share of positions whose most similar other position is near."""
     others = similarity.clone().fill_diagonal_(-math.inf)
     places = torch.arange(len(similarity))
-    return float(((others.argmax(1).cpu() - places).abs() <= reach).double().mean())
+    return float(((others.argmax(1).cpu() - places).abs() <= NEAR).double().mean())
 
 
-def diagnose_line(encoding: Any, positions: int, window: int | None = None) -> dict[str, float]:
+def diagnose_line(encoding: Any, positions: int) -> dict[str, float]:
     """All scores of a 1-D encoding over the positions 0..positions-1.
 
     Args:
         encoding: from `encoding_with_vectors`.
         positions: how many, at least 101 for the digit artefacts.
-        window: length of the training context; by default the encoding's own.
     """
     if positions < 101:
         raise DataError(f"{positions} positions hold no pair 100 apart; look at 101 or more")
-    window = min(window or int((encoding.train_shape or (128,))[0]), positions // 2)
+    window = min(int((encoding.train_shape or (128,))[0]), positions // 2)
     vectors = position_vectors(encoding, torch.arange(positions).unsqueeze(-1), [positions])
     similarity = similarity_matrix(vectors)
     starts = torch.linspace(window, positions - window, 8).long().unique().tolist()
