@@ -17,7 +17,10 @@ from ..data.errors import DataError
 from ..portable.positions import grid_positions
 from .diagnostics import NEAR, digit_artefact_score, nearness_correlation, similarity_matrix
 from .model_loading import find_position_encoding
+from .plots import plot_grid_heatmaps, plot_similarity
 
+_LARGEST_HEATMAP = 1024
+"""Rows of a heatmap: more could not be told apart on a screen."""
 BEST_SCORES = {
     "digit_artefact_score": "0: nearness rules, not digits",
     "nearness_correlation": "1: similarity falls with distance",
@@ -144,6 +147,35 @@ def landmarks(similarity: Tensor, side: int) -> dict[tuple[int, int], Tensor]:
     end, middle = side - 1, side // 2
     chosen = dict.fromkeys([(0, 0), (0, end), (middle, middle), (end, 0), (end, end)])
     return {(row, column): similarity[row * side + column].view(side, side) for row, column in chosen}
+
+
+def position_heatmap(encoding: Any, size: int) -> Any:
+    """Draws how alike position vectors are: of a line of `size` tokens, or of a grid of that side.
+
+    Dot products have another scale at every size; correlations are between -1 and 1 at all of them.
+
+    Args:
+        encoding: from `encoding_with_vectors`.
+        size: tokens, or patches of a side.
+    """
+    if encoding.host.num_dims == 2:
+        shown = correlations(grid_vectors(encoding, size))
+        figure = plot_grid_heatmaps(landmarks(shown, size), f"grid of {size} x {size} patches")
+    else:
+        stride = -(-size // _LARGEST_HEATMAP)
+        vectors = position_vectors(encoding, torch.arange(0, size, stride).unsqueeze(-1), [size])
+        title = f"{size:,} positions" if stride == 1 else f"{size:,} positions, one of {stride} shown"
+        figure = plot_similarity({title: correlations(vectors)})
+    for axes in figure.axes:
+        for image in axes.images:
+            image.set_clim(-1.0, 1.0)
+    return figure
+
+
+def correlations(vectors: Tensor) -> Tensor:
+    """Returns how alike vectors (N, P) are, (N, N), seen from their mean: between -1 and 1."""
+    centred = vectors - vectors.mean(dim=0)
+    return similarity_matrix(torch.nn.functional.normalize(centred, dim=-1))
 
 
 def _device(encoding: nn.Module) -> torch.device:
