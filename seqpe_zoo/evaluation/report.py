@@ -144,21 +144,15 @@ def package_versions() -> dict[str, str]:
 
 def git_sha() -> str | None:
     """Returns the commit of the source, marked when files differ from it; None outside of a repository."""
-    package = Path(__file__).parents[1]
+    git = ["git", "-C", str(Path(__file__).parents[1])]
+    run = {"capture_output": True, "text": True, "timeout": 20, "check": True}
     try:
-        run = {"cwd": package, "capture_output": True, "text": True, "timeout": 20, "check": True}
-        sha = subprocess.run(["git", "rev-parse", "HEAD"], **run).stdout.strip()
-        tracked = subprocess.run(
-            ["git", "ls-files", "--error-unmatch", "__init__.py"], **{**run, "check": False}
-        )
-        if tracked.returncode:
-            return None  # installed inside of somebody else's repository
-        changed = subprocess.run(
-            ["git", "status", "--porcelain", "--untracked-files=no", "."], **run
-        ).stdout.strip()
+        # Fails where the package is installed inside of somebody else's repository.
+        subprocess.run([*git, "ls-files", "--error-unmatch", "__init__.py"], **run)
+        described = ["describe", "--always", "--dirty=+changes", "--abbrev=40", "--exclude=*"]
+        return subprocess.run([*git, *described], **run).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
-    return f"{sha}+changes" if changed else sha
 
 
 def by_model(measurements: Sequence[Measurement]) -> dict[str, dict[str, dict[str, float | None]]]:
