@@ -10,6 +10,7 @@ import json
 import math
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -207,7 +208,11 @@ def _row(name: str, metric: str, cells: Sequence[float | None]) -> list[str]:
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Writes a Markdown table, numbers to the right."""
-    lines = [f"| {' | '.join(header)} |", f"|---|{'---:|' * (len(header) - 1)}"]
-    lines += [f"| {' | '.join(row)} |" for row in rows]
+    """Writes a Markdown table, numbers to the right; names are shown as they are."""
+
+    def line(cells: Sequence[str]) -> str:
+        shown = [re.sub(r"([\\`*|<])", r"\\\1", " ".join(cell.split())) for cell in cells]
+        return f"| {' | '.join(shown)} |"
+
+    lines = [line(header), f"|---|{'---:|' * (len(header) - 1)}", *map(line, rows)]
     return "\n".join(lines) + "\n"
