@@ -1,9 +1,10 @@
 """A tiny NaFlexViT on photographs of mixed sizes and shapes: SeqPE beside the positions that timm offers.
 
-python examples/naflex_photos.py --data-dir FOLDER --output runs/mini_naflex   (FOLDER/train/CLASS/*.jpg, FOLDER/test/...)
+python examples/naflex_photos.py --data-dir FOLDER --output runs/mini_naflex
 
-Each photograph keeps its aspect ratio. It is resized so that it has at most as many patches of 8 x 8 pixels as
-a sequence may be long; photographs of all shapes share a batch. Trained with 36 patches, tested with up to 324.
+FOLDER has train/CLASS/*.jpg and test/CLASS/*.jpg. Photographs keep their aspect ratio and are resized so that
+they have at most as many patches of 8 x 8 pixels as a sequence may be long; photographs of all shapes share a
+batch. Trained with 36 patches, tested with up to 324.
 """
 
 import argparse
@@ -72,7 +73,7 @@ class Photographs(Dataset):
 
 
 def make_loader(photographs: Photographs, length: int, seed: int, is_training: bool) -> Any:
-    """Timm's own loader of patches with their rows and columns."""
+    """Makes timm's own loader of patches with their rows and columns."""
     return create_naflex_loader(
         photographs,
         patch_size=SIZES["patch_size"],
@@ -127,6 +128,7 @@ def accuracy(model: nn.Module, photographs: Photographs, length: int) -> float:
 
 
 def main() -> None:
+    """Trains all models with all seeds, and writes their accuracies."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--data-dir", type=Path, required=True)
     parser.add_argument("--output", type=Path, default=Path("runs/mini_naflex"))

@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from seqpe_zoo.hub.card import NOT_MEASURED
-from seqpe_zoo.hub.card_facts import Facts, Result, load_facts, load_results
+from seqpe_zoo.hub.card_facts import Facts, Result, load_facts, load_results, size_of_setting
 from seqpe_zoo.hub.errors import HubError, UsageError
 from seqpe_zoo.hub.files import read_json
-from seqpe_zoo.hub.zoo_entries import size_of_setting
 
 CARDS = Path(__file__).parent
 

@@ -153,7 +153,7 @@ def _zoo_table() -> Any:
     from rich.table import Table
 
     from .evaluation.report import format_value
-    from .hub.zoo_entries import zoo_entries
+    from .hub.card_facts import zoo_entries
 
     table = Table(title="trained models that come with the package: seqpe_zoo.zoo_path(NAME)")
     table.add_column("name", no_wrap=True)
@@ -180,7 +180,7 @@ def _recipes(options: argparse.Namespace) -> int:
 
 
 def _info(options: argparse.Namespace) -> int:
-    from .hub.zoo_entries import zoo_entries
+    from .hub.card_facts import zoo_entries
 
     name, entries = options.name, {entry.name: entry for entry in zoo_entries()}
     if name in ENCODINGS:

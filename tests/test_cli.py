@@ -9,7 +9,7 @@ from seqpe_zoo import zoo_path
 from seqpe_zoo.cli import build_parser, main
 from seqpe_zoo.data.errors import DataError
 from seqpe_zoo.data.names import ENCODINGS, parse_model_name, timm_names
-from seqpe_zoo.hub.zoo_entries import zoo_entries
+from seqpe_zoo.hub.card_facts import zoo_entries
 from seqpe_zoo.portable.encodings import POSITION_ENCODINGS
 
 

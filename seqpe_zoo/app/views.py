@@ -12,24 +12,21 @@ from typing import Any
 
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import nn
 
 from ..data.errors import DataError
 from ..evaluation.accuracy import check_resolutions
 from ..evaluation.defaults import accepts, trained_length, trained_size
-from ..evaluation.diagnostics import similarity_matrix
 from ..evaluation.model_loading import ImageModel, LanguageModel
 from ..evaluation.perplexity import check_lengths, evaluate_perplexity
-from ..evaluation.plots import plot_extrapolation, plot_grid_heatmaps, plot_similarity
-from ..evaluation.position_space import encoding_with_vectors, grid_vectors, landmarks, position_vectors
+from ..evaluation.plots import plot_extrapolation
+from ..evaluation.position_space import encoding_with_vectors, position_heatmap
 from .pictures import prepare_picture
 from .texts import check_text, read_text
 
 LENGTH_MULTIPLES = (1, 2, 4, 8, 16)
 SIZE_MULTIPLES = (1.0, 1.5, 2.0, 3.0, 4.0)
 """Contexts and pictures are shown up to so many times those of training."""
-_LARGEST_HEATMAP = 1024
-"""Rows of a heatmap: more could not be told apart on a screen."""
 
 
 @dataclass(frozen=True)
@@ -226,41 +223,9 @@ def compare_pictures(
     return Curves(points, figure, " ".join(notes))
 
 
-# Positions.
-
-
-def position_heatmap(model: nn.Module, size: int) -> Any:
-    """Draws the correlation of position vectors: of a line of `size` tokens, or of a grid of that side.
-
-    Dot products have another scale at every length; correlations are between -1 and 1 at all of them.
-
-    Raises:
-        DataError: the model's encoding has no vectors.
-    """
-    encoding = encoding_with_vectors(model)
-    if encoding.host.num_dims == 2:
-        shown = correlations(grid_vectors(encoding, size))
-        figure = plot_grid_heatmaps(landmarks(shown, size), f"grid of {size} x {size} patches")
-    else:
-        stride = -(-size // _LARGEST_HEATMAP)
-        vectors = position_vectors(encoding, torch.arange(0, size, stride).unsqueeze(-1), [size])
-        title = f"{size:,} positions" if stride == 1 else f"{size:,} positions, one of {stride} shown"
-        figure = plot_similarity({title: correlations(vectors)})
-    for axes in figure.axes:
-        for image in axes.images:
-            image.set_clim(-1.0, 1.0)
-    return figure
-
-
-def correlations(vectors: Tensor) -> Tensor:
-    """Returns how alike vectors (N, P) are, (N, N), seen from their mean: between -1 and 1."""
-    centred = vectors - vectors.mean(dim=0)
-    return similarity_matrix(torch.nn.functional.normalize(centred, dim=-1))
-
-
 def _heatmap_or_note(model: nn.Module, size: int) -> tuple[Any | None, str]:
     try:
-        return position_heatmap(model, size), ""
+        return position_heatmap(encoding_with_vectors(model), size), ""
     except DataError as error:
         return None, f"No heatmap: {error}"
 

@@ -39,9 +39,9 @@ def add_subcommands(subparsers: Any) -> None:
         help="give a trained model SeqPE, warm",
         description="Gives a trained model SeqPE and says how far its logits moved. A learned table of "
         "positions (GPT-2; ViT, DeiT and DINOv2 of timm or transformers) is replaced by SeqPE fitted to it; "
-        "rotary models (Llama, Qwen, ...) get SeqPE beside their own positions with --keep-native, else in "
-        "place of them. Fine-tune the result: SeqPE then reaches beyond the length or resolution of "
-        "training.",
+        "rotary models (Llama, Qwen, ...) keep what they know with --keep-native, which puts SeqPE beside "
+        "their own positions; else SeqPE starts from what their rotation does on average. Fine-tune the "
+        "result: SeqPE then reaches beyond the length or resolution of training.",
     )
     parser.add_argument("source", help="folder, file of weights, Hub id, or timm name")
     parser.add_argument(
@@ -52,7 +52,7 @@ def add_subcommands(subparsers: Any) -> None:
     parser.add_argument(
         "--keep-native",
         action="store_true",
-        help="keep the model's own positions; SeqPE starts by changing nothing (transformers)",
+        help="keep the model's own positions; SeqPE starts by changing nothing",
     )
     parser.add_argument(
         "--option",
@@ -113,37 +113,27 @@ def _convert(arguments: argparse.Namespace) -> int:
 def _graft(arguments: argparse.Namespace) -> int:
     _check_target(arguments.target)
     options = parse_options(arguments.option)
-    kind, _ = parse_model_name(arguments.source)
-    if kind == "timm" and arguments.keep_native:
-        raise DataError("--keep-native is for models of transformers; leave it out for those of timm")
+    if arguments.fit_steps < 0:
+        raise DataError(f"--fit-steps {arguments.fit_steps} must not be negative")
+    parse_model_name(arguments.source)
 
-    from .graft import check_options, graft_transformers, graft_vit
+    from .graft import check_options, graft, graft_vit
     from .sources import load_source, public_name, text_probe
 
     check_options(arguments.integration, options)
     source = load_source(arguments.source, arguments.revision, arguments.architecture)
-    shared = {"fit_steps": arguments.fit_steps, "seed": arguments.seed}
+    words: dict[str, Any] = {
+        "integration": arguments.integration,
+        "options": options,
+        "probe_name": "random images",
+    }
+    words |= {"keep_native": arguments.keep_native, "fit_steps": arguments.fit_steps, "seed": arguments.seed}
     if source.architecture:
-        if arguments.keep_native:
-            raise DataError("--keep-native is for models of transformers; leave it out for those of timm")
-        integration = arguments.integration or "input"
-        converted, report = graft_vit(
-            source.model, source.architecture, source.model_args, integration, options, **shared
-        )
+        converted, report = graft_vit(source.model, source.architecture, source.model_args, **words)
     else:
-        if getattr(source.model.config, "vocab_size", None) is None:
-            probe, name = None, "random images"
-        else:
-            probe, name = text_probe(source)
-        converted, report = graft_transformers(
-            source.model,
-            arguments.integration,
-            options,
-            arguments.keep_native,
-            probe=probe,
-            probe_name=name,
-            **shared,
-        )
+        if getattr(source.model.config, "vocab_size", None) is not None:
+            words["probe"], words["probe_name"] = text_probe(source)
+        converted, report = graft(source.model, **words)
         converted.companions.extend(source.companions)
     converted.record["source"] = public_name(arguments.source)
     converted = _write(converted, arguments)
@@ -158,9 +148,8 @@ def _write(converted: Any, arguments: argparse.Namespace) -> Any:
     """Writes the checkpoint for the library asked for, and returns what was written."""
     from dataclasses import replace
 
-    from .errors import ConversionError
-    from .vit_formats import transformers_config, vit_for_transformers
-    from .zoo_checkpoint import write_checkpoint
+    from .shared_checkpoint import transformers_config, vit_for_transformers
+    from .zoo_checkpoint import ConversionError, write_checkpoint
 
     if converted.library == "timm" and arguments.library == "transformers":
         converted = vit_for_transformers(converted)
@@ -200,17 +189,14 @@ def parse_options(words: list[str]) -> dict[str, Any]:
     Raises:
         DataError: a word has no '=', or its value is not YAML.
     """
-    import yaml
+    from .zoo_checkpoint import parse_yaml
 
     options = {}
     for word in words:
         name, separator, value = word.partition("=")
         if not separator or not name:
             raise DataError(f"--option {word!r} must be NAME=VALUE, as num_digits=4")
-        try:
-            options[name] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise DataError(f"--option {word!r}: the value is not YAML") from error
+        options[name] = parse_yaml(value, f"the value of --option {name}")
     return options
 
 

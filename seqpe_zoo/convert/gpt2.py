@@ -1,14 +1,11 @@
 """GPT-2 as it was published, as our GPT-2 with `ape_learn`: the same names, the same numbers."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..data.names import read_config
-from .authors import names_left_out
-from .errors import ConversionError
 from .sources import load_source, public_name
-from .state_check import load_exactly
-from .zoo_checkpoint import Converted
+from .zoo_checkpoint import ConversionError, Converted, load_exactly
 
 
 def convert_gpt2(source: str, revision: str | None = None) -> Converted:
@@ -41,6 +38,11 @@ def gpt2_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     of_the_file = {"_name_or_path", "architectures", "dtype", "model_type", "transformers_version"}
     known = GPT2Config().to_dict().keys() - of_the_file
     return {name: value for name, value in config.items() if name in known}
+
+
+def names_left_out(model: Iterable[str]) -> list[str]:
+    """Returns the names of tensors that carry no weights: the causal masks that old GPT-2 files hold."""
+    return [name for name in model if name.endswith((".attn.bias", ".attn.masked_bias"))]
 
 
 def build_from_gpt2(theirs: Any) -> Converted:

@@ -15,9 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..portable.positions import grid_positions, range_positions
-from .errors import ConversionError
 from .sources import PROBE_LENGTH, PROBE_ROWS, check_vit
-from .state_check import load_exactly
 from .warm_start import (
     LayerWeights,
     fit_to_table,
@@ -26,10 +24,13 @@ from .warm_start import (
     start_from_rotation,
     start_projection,
 )
-from .zoo_checkpoint import Converted
+from .zoo_checkpoint import ConversionError, Converted, load_exactly
 
 FIT_LENGTH = 4096
 """Positions of a rotation that the encoder is fitted to, at most."""
+
+
+Builder = Callable[[Any, dict[str, Any], bool], Converted]
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ class GraftReport:
     """What the logits were compared on."""
     change: LogitChange
     keep_native: bool = False
+    in_place_of_rotation: bool = False
 
     def lines(self) -> list[str]:
         """Returns the report in words."""
@@ -73,15 +75,43 @@ class GraftReport:
             if self.keep_native
             else "in place of the model's own positions, untrained: fine-tune before use"
         )
+        advice = (
+            "; a rotation is imitated only on average: keep_native (--keep-native) changes nothing at first"
+            if self.in_place_of_rotation
+            else ""
+        )
         return [
-            f"SeqPE ({self.integration}) {fit}",
+            f"SeqPE ({self.integration}) {fit}{advice}",
             f"logits before any fine-tuning, on {self.inputs}: moved by {change.mean:.3g} on average, "
             f"{change.largest:.3g} at most ({change.relative:.1%} of their deviation); "
             f"KL {change.divergence:.3g} nats; same top choice in {change.same_top:.1%}",
         ]
 
 
-def graft_transformers(
+def graft_vit(
+    theirs: Any,
+    architecture: str,
+    model_args: dict[str, Any] | None = None,
+    integration: str | None = None,
+    options: dict[str, Any] | None = None,
+    **settings: Any,
+) -> tuple[Converted, GraftReport]:
+    """`graft` for a model of timm.
+
+    Args:
+        theirs: a ViT, DeiT or DINOv2 of timm, or a model of its Eva family; stays as it is.
+        architecture: its name in timm.
+        model_args: arguments it was built with beyond those of its name.
+        integration: see `graft`.
+        options: see `graft`.
+        **settings: see `graft`.
+    """
+    return graft(
+        theirs, integration, options, build=_timm_builder(theirs, architecture, model_args), **settings
+    )
+
+
+def graft(
     theirs: Any,
     integration: str | None = None,
     options: dict[str, Any] | None = None,
@@ -90,135 +120,109 @@ def graft_transformers(
     probe: Tensor | None = None,
     probe_name: str = "random inputs",
     seed: int = 0,
+    build: Builder | None = None,
 ) -> tuple[Converted, GraftReport]:
-    """Gives a model of transformers SeqPE, in place, fitted to its table of positions if it has one.
+    """Gives a model SeqPE, fitted to its table of positions or started from its rotation if it has one.
 
     Args:
-        theirs: a language model or image classifier; or our GPT-2 with "ape_learn".
+        theirs: a language model or image classifier of transformers, which is changed; or our GPT-2 with
+            "ape_learn".
         integration: "input", "mul", "sum" or "bias"; by default "input" for a table, else "bias".
         options: other options of SeqPE.
         keep_native: keep the model's own positions, and start as a change of nothing.
-        fit_steps: of the fit of the encoder to the table.
+        fit_steps: of the fit of the encoder.
         probe: tokens (B, L) or images on which logits are compared, by default 4 random ones.
         probe_name: what the report calls them.
         seed: of everything random.
+        build: makes the new model; for models of timm, see `graft_vit`.
 
     Raises:
         ConversionError: the model cannot have SeqPE, or options do not suit it.
     """
-    from ..hosts import set_position_encoding
-
     theirs = (plain_gpt2(theirs) if hasattr(theirs, "position_host") else theirs).eval()
     table = None if keep_native else learned_table(theirs)
     integration = integration or ("bias" if table is None else "input")
-    chosen = (
-        _options(integration, options)
-        if table is not None
-        else {"integration": integration, **(options or {})}
-    )
-    rows = getattr(theirs.config, "max_position_embeddings", None)
+    chosen = {"integration": integration, **(options or {})}
+    if table is not None and integration != "input":
+        chosen.setdefault("projection", "per_layer")
+    if table is not None and not chosen.get("multi_head", True):
+        raise ConversionError(
+            "a graft needs multi_head=True: vectors are fitted to a table as wide as the model"
+        )
     in_attention = integration != "input" and chosen.get("projection") != "none"
+    frequencies, layers, means = torch.empty(0), [], []
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
-        probe = _random_probe(theirs.config) if probe is None else probe
-        old = theirs(probe).logits
-        frequencies, layers, means = torch.empty(0), [], []
+        probe = _random_probe(theirs) if probe is None else probe
+        old = _logits(theirs, probe)
         if table is not None and in_attention:
-            layers = _transformers_layers(theirs, probe)
-        elif in_attention and rows is not None and not keep_native and integration != "mul":
+            layers = _layer_weights(theirs, probe)
+        elif build is None and in_attention and not keep_native and integration != "mul":
             frequencies = rotary_frequencies(theirs)
             means = mean_queries_and_keys(theirs, lambda: theirs(probe)) if len(frequencies) else []
         try:
-            length = {} if rows is None else {"train_length": rows}
-            model = set_position_encoding(theirs, "seqpe", keep_native=keep_native, **length, **chosen)
-        except (ValueError, TypeError) as error:
+            converted = (build or _equip_transformers)(theirs, chosen, keep_native)
+        except (ValueError, TypeError, RuntimeError) as error:
             raise ConversionError(f"SeqPE cannot be grafted so: {error}") from error
-    # Saved under the names of its modules: older ones, that it was loaded from, belong to its old model type.
-    model._weight_conversions = None
-    encoding, error, count = model.position_host.position_encoding, None, 0
+    model = converted.model.eval()
+    encoding, error, count = getattr(model, "position_host", model).position_encoding, None, 0
     if table is not None:
         error, count = _fit(encoding, table, fit_steps, seed), len(table)
     elif means:
-        count = min(rows, FIT_LENGTH)
+        count = min(*encoding.train_shape, FIT_LENGTH)
         error = start_from_rotation(encoding, frequencies, means, count, fit_steps, seed)
     if layers:
         start_projection(encoding, layers, seed)
     with torch.no_grad():
-        change = logit_change(old, model(probe).logits)
-    report = GraftReport(integration, count, fit_steps, error, probe_name, change, keep_native)
-    record = {"format": f"graft on {model.config.native_model_type}", "graft": asdict(report)}
-    return Converted(model, "transformers", record=record), report
+        change = logit_change(old, _logits(model, probe))
+    about = (probe_name, change, keep_native, bool(means))
+    report = GraftReport(integration, count, fit_steps, error, *about)
+    converted.record["graft"] = asdict(report)
+    return converted, report
 
 
-def graft_vit(
-    theirs: Any,
-    architecture: str,
-    model_args: dict[str, Any] | None = None,
-    integration: str = "input",
-    options: dict[str, Any] | None = None,
-    fit_steps: int = 500,
-    probe: Tensor | None = None,
-    probe_name: str = "random images",
-    seed: int = 0,
-) -> tuple[Converted, GraftReport]:
-    """Gives a ViT or DeiT of timm SeqPE, fitted to its table of positions.
+def _equip_transformers(theirs: Any, options: dict[str, Any], keep_native: bool) -> Converted:
+    from ..hosts import set_position_encoding
 
-    Args:
-        theirs: a timm `VisionTransformer` with its learned table `pos_embed`.
-        architecture: its name in timm.
-        model_args: arguments it was built with beyond those of its name.
-        integration: "input", "mul", "sum" or "bias".
-        options: other options of SeqPE.
-        fit_steps: of the fit of the encoder to the table.
-        probe: images (B, channels, height, width) on which logits are compared, by default 4 of noise.
-        probe_name: what the report calls them.
-        seed: of everything random.
+    rows = getattr(theirs.config, "max_position_embeddings", None)
+    length = {} if rows is None else {"train_length": rows}
+    model = set_position_encoding(theirs, "seqpe", keep_native=keep_native, **length, **options)
+    # Saved under the names of its modules: older ones, that it was loaded from, belong to its old model type.
+    model._weight_conversions = None
+    return Converted(model, "transformers", record={"format": f"graft on {model.config.native_model_type}"})
 
-    Raises:
-        ConversionError: the model has no learned table, or options do not suit it.
-    """
-    import timm
 
-    from .. import timm_models  # noqa: F401 (the pos_embed= hook)
-
+def _timm_builder(theirs: Any, architecture: str, model_args: dict[str, Any] | None) -> Builder:
+    """Returns what builds a model of timm anew, for images of any size, with SeqPE and its other weights."""
     check_vit(theirs, architecture)
-    given = {**(model_args or {}), "num_classes": theirs.num_classes, "dynamic_img_size": True}
-    given |= {"pos_embed": "seqpe", "pos_embed_args": _options(integration, options)}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        try:
-            model = timm.create_model(architecture, pretrained=False, **given)
-        except (ValueError, TypeError) as error:
-            raise ConversionError(f"SeqPE cannot be grafted so: {error}") from error
-        if not hasattr(model, "position_encoding"):
-            raise ConversionError(f"{architecture} is no ViT or DeiT of timm that takes pos_embed='seqpe'")
-        if probe is None:
-            probe = torch.randn(PROBE_ROWS, theirs.patch_embed.proj.in_channels, *theirs.patch_embed.img_size)
-    encoding = model.position_encoding
-    own = {f"position_encoding.{name}": value for name, value in encoding.state_dict().items()}
-    kept = {name: value for name, value in theirs.state_dict().items() if name != "pos_embed"}
-    load_exactly(model, kept | own, architecture)
-    error = _fit(encoding, theirs.pos_embed[0].detach(), fit_steps, seed)
-    theirs.eval()
-    if len(encoding.projection) > 0:
-        width = theirs.embed_dim
-        weights = [block.attn.qkv.weight for block in theirs.blocks]
-        norms = [block.norm1 for block in theirs.blocks]
-        layers = _layers([(w[:width], w[width : 2 * width]) for w in weights], norms, lambda: theirs(probe))
-        start_projection(encoding, layers, seed)
-    with torch.no_grad():
-        change = logit_change(theirs(probe), model.eval()(probe))
-    rows = theirs.patch_embed.grid_size
-    report = GraftReport(integration, rows[0] * rows[1], fit_steps, error, probe_name, change)
-    record = {"format": f"graft on {architecture}", "graft": asdict(report)}
-    return Converted(model, "timm", given, record), report
+
+    def build(theirs: Any, options: dict[str, Any], keep_native: bool) -> Converted:
+        import timm
+
+        from .. import timm_models  # noqa: F401 (the pos_embed= hook)
+
+        args = {**(model_args or {}), "num_classes": theirs.num_classes, "dynamic_img_size": True}
+        args |= {"pos_embed": "seqpe", "pos_embed_args": options}
+        args |= {"keep_native": True} if keep_native else {}
+        model = timm.create_model(architecture, pretrained=False, **args)
+        if keep_native:
+            model.position_encoding.start_neutral()
+        state, own = theirs.state_dict(), model.state_dict()
+        replaced = [name for name in state if name == "pos_embed" or name.startswith("rope.")]
+        state = {name: value for name, value in state.items() if name in own or name not in replaced}
+        load_exactly(model, own | state, architecture)
+        return Converted(model, "timm", args, {"format": f"graft on {architecture}"})
+
+    return build
 
 
 def learned_table(model: Any) -> Tensor | None:
-    """Returns the table of positions (N, C) that a model of transformers adds to its input; None without one.
+    """Returns the table of positions (N, C) that a model adds to its input; None without one.
 
     Of images it has the rows of class tokens first.
     """
+    if hasattr(model, "pos_embed"):  # of timm
+        return None if model.pos_embed is None else model.pos_embed[0].detach().clone()
     base = model.base_model
     table = getattr(getattr(base, "wpe", None), "weight", None)
     if table is None:
@@ -279,63 +283,61 @@ def check_options(integration: str | None, options: dict[str, Any]) -> None:
         raise ConversionError(f"SeqPE cannot be grafted so: {error}") from error
 
 
-def _options(integration: str, options: dict[str, Any] | None) -> dict[str, Any]:
-    chosen = {"integration": integration, **(options or {})}
-    if integration != "input":
-        chosen.setdefault("projection", "per_layer")
-    if not chosen.get("multi_head", True):
-        raise ConversionError(
-            "a graft needs multi_head=True: vectors are fitted to a table as wide as the model"
-        )
-    return chosen
+def _logits(model: Any, inputs: Tensor) -> Tensor:
+    output = model(inputs)
+    return output if isinstance(output, Tensor) else output.logits
 
 
-def _random_probe(config: Any) -> Tensor:
+def _random_probe(model: Any) -> Tensor:
+    if hasattr(model, "patch_embed"):
+        channels = model.patch_embed.proj.in_channels
+        return torch.randn(PROBE_ROWS, channels, *model.patch_embed.img_size)
+    config = model.config
     if getattr(config, "vocab_size", None) is None:
-        height, width = (config.image_size,) * 2 if isinstance(config.image_size, int) else config.image_size
-        return torch.randn(PROBE_ROWS, config.num_channels, height, width)
+        size = config.image_size
+        return torch.randn(
+            PROBE_ROWS, config.num_channels, *((size, size) if isinstance(size, int) else size)
+        )
     return torch.randint(config.vocab_size, (PROBE_ROWS, min(config.max_position_embeddings, PROBE_LENGTH)))
 
 
-def _transformers_layers(model: Any, probe: Tensor) -> list[LayerWeights]:
-    from ..portable.transformers_host import attention_layers
-
-    base = model.base_model
-    attention = attention_layers(base)
-    lists = [part for part in base.modules() if isinstance(part, nn.ModuleList)]
-    blocks = next(blocks for blocks in lists if attention[0] in blocks[0].modules())
-    pairs, norms = [], []
-    for layer, block in zip(attention, blocks, strict=True):
-        if hasattr(layer, "c_attn"):  # GPT-2 has one matrix, [in, out]
-            query, key, _ = layer.c_attn.weight.T.chunk(3)
-        else:
-            query, key = layer.q_proj.weight, layer.k_proj.weight
-        pairs.append((query, key))
-        norms.append(next(part for part in block.modules() if "Norm" in type(part).__name__))
-    return _layers(pairs, norms, lambda: model(probe))
-
-
 @torch.no_grad()
-def _layers(
-    pairs: list[tuple[Tensor, Tensor]], norms: list[Any], run: Callable[[], object]
-) -> list[LayerWeights]:
-    """Weights of each layer, and the mean deviation of what its norm sees while `run` runs."""
+def _layer_weights(model: Any, probe: Tensor) -> list[LayerWeights]:
+    """Weights of each layer, and the mean deviation of what its norm sees on the probe."""
+    if hasattr(model, "blocks"):
+        blocks, attention = model.blocks, [block.attn for block in model.blocks]
+    else:
+        from ..portable.transformers_host import attention_layers
+
+        attention = attention_layers(model.base_model)
+        lists = [part for part in model.base_model.modules() if isinstance(part, nn.ModuleList)]
+        blocks = next(blocks for blocks in lists if attention[0] in blocks[0].modules())
+    norms = [next(part for part in block.modules() if "Norm" in type(part).__name__) for block in blocks]
     seen: list[float] = []
-    hooks = [
-        norm.register_forward_pre_hook(
-            lambda module, inputs: seen.append(float(inputs[0].std(dim=-1).mean()))
-        )
-        for norm in norms
-    ]
+
+    def note(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        seen.append(float(inputs[0].std(dim=-1).mean()))
+
+    hooks = [norm.register_forward_pre_hook(note) for norm in norms]
     try:
-        run()
+        model(probe)
     finally:
         for hook in hooks:
             hook.remove()
+    queries_and_keys = map(_query_and_key, attention)
     return [
         LayerWeights(query.detach(), key.detach(), norm.weight.detach(), sigma)
-        for (query, key), norm, sigma in zip(pairs, norms, seen, strict=True)
+        for (query, key), norm, sigma in zip(queries_and_keys, norms, seen, strict=True)
     ]
+
+
+def _query_and_key(layer: Any) -> tuple[Tensor, Tensor]:
+    """The weights of queries and keys, rows are outputs."""
+    if hasattr(layer, "c_attn"):  # of GPT-2, [in, out]
+        return layer.c_attn.weight.T.chunk(3)[:2]
+    if hasattr(layer, "qkv"):  # of timm
+        return layer.qkv.weight.chunk(3)[:2]
+    return layer.q_proj.weight, layer.k_proj.weight
 
 
 def logit_change(old: Tensor, new: Tensor) -> LogitChange:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from .errors import ConversionError
+from .zoo_checkpoint import ConversionError
 
 MAX_PICKLE_BYTES = 8 * 2**20
 """The pickle holds names and shapes only, the numbers are beside it; large models have one or two MiB."""

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ..data.names import first_line, parse_model_name, read_config, task_of
-from .errors import ConversionError
 from .weights_file import load_weights_file
+from .zoo_checkpoint import ConversionError
 
 PROBE_ROWS, PROBE_LENGTH = 4, 512
 TEXT_LIMIT = 40_000
@@ -44,7 +44,11 @@ def load_source(source: str, revision: str | None = None, architecture: str | No
         return Source(model, own_name, args or {})
     if revision is not None and kind == "hub":
         place = f"{place.partition('@')[0]}@{revision}"
-    if kind == "timm" or "architecture" in read_config(f"hf-hub:{place}" if kind == "hub" else place):
+    config = {} if kind == "timm" else read_config(f"hf-hub:{place}" if kind == "hub" else place)
+    for key in ("architecture", "model_type"):
+        if not isinstance(config.get(key, ""), str):
+            raise ConversionError(f"{key} in the config.json of {public_name(place)} is no name")
+    if kind == "timm" or "architecture" in config:
         return _load_timm(kind, place)
     return _load_transformers(kind, place)
 
@@ -76,19 +80,19 @@ def _load_timm(kind: str, place: str) -> Source:
 
 
 def check_vit(model: Any, architecture: str) -> None:
-    """Raises ConversionError for a model of timm without a learned table of positions to replace."""
-    from timm.models import VisionTransformer
+    """Raises ConversionError for a model of timm without a table of positions or a rotation to replace."""
+    from timm.models import Eva, VisionTransformer
 
-    if not isinstance(model, VisionTransformer) or not isinstance(
-        getattr(model, "pos_embed", None), torch.nn.Parameter
-    ):
+    has_table = isinstance(getattr(model, "pos_embed", None), torch.nn.Parameter)
+    if not isinstance(model, Eva) and not (isinstance(model, VisionTransformer) and has_table):
         raise ConversionError(
             f"{architecture} has no learned table of positions (pos_embed) as timm's ViT, DeiT and DINOv2 "
-            "have"
+            "have, and no rotation as those of the Eva family"
         )
 
 
 def _load_transformers(kind: str, place: str) -> Source:
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import (
         AutoConfig,
         AutoImageProcessor,
@@ -110,7 +114,7 @@ def _load_transformers(kind: str, place: str) -> Source:
             companion = load_tokenizer(**name)
         else:
             companion = _or_none(AutoImageProcessor, name)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except (OSError, ValueError, TypeError, LookupError, ImportError, StrictDataclassError) as error:
         raise ConversionError(f"{public_name(place)} cannot be taken: {first_line(error)}") from error
     return Source(model, companions=[] if companion is None else [companion])
 

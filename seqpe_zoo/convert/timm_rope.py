@@ -17,12 +17,10 @@ from typing import Any
 from torch import Tensor
 
 from ..data.token_cache import file_sha256
-from .authors_config import named_size
-from .errors import ConversionError
+from .authors import named_size
 from .sources import public_name
-from .state_check import load_exactly
 from .weights_file import HEAD_WIDTH, load_state
-from .zoo_checkpoint import Converted
+from .zoo_checkpoint import ConversionError, Converted, load_exactly
 
 AXIAL_BASE, MIXED_BASE = 100.0, 10.0
 _GRID_BUFFERS = ("freqs_t_x", "freqs_t_y")  # numbers of columns and rows, which are computed

@@ -1,12 +1,13 @@
 """Starts SeqPE from what a trained model knows of positions: its table or its rotation.
 
 The encoder is fitted to the table, or to the sines and cosines of the rotation, by gradient steps and a
-closed-form correction of its last layer. For integrations in attention W_PE then starts near what it replaces:
+closed-form correction of its last layer. For integrations in attention W_PE then starts near what it
+replaces:
 
 - "mul": factors of 1.
 - "sum" and "bias" in place of a table: what the layer's own query and key weights make of a position in the
-  residual stream, W_q diag(gamma) (p - mean(p)) / sigma, where layer norm divides by sigma. It leaves out what
-  p does to values and, for "bias", how content and position meet; a fine-tune learns the rest.
+  residual stream, W_q diag(gamma) (p - mean(p)) / sigma, where layer norm divides by sigma. It leaves out
+  what p does to values and, for "bias", how content and position meet; a fine-tune learns the rest.
 - "sum" and "bias" in place of a rotation R_i: rotated queries are on average R_i mean(q), which is linear in
   sines and cosines of i. Their product with those of the keys is what the rotation adds to scores on average
   over contents; what it adds for single contents is lost.
@@ -23,8 +24,8 @@ from ..portable.encoder import fit_encoder
 from ..portable.positions import range_positions
 
 RIDGE = 1e-3
-"""Variance that is added to the diagonal of regressions on what the encoder makes, whose inputs are normalised
-to about 1. A smaller one fits better, with weights so large that a fine-tune's first steps destroy the fit."""
+"""Variance that is added to the diagonal of regressions, whose inputs are normalised to about 1. A smaller
+one fits better, with weights so large that a fine-tune's first steps destroy the fit."""
 
 FIT_BATCH = 1024
 """Positions a step of a fit; all where there are no more."""

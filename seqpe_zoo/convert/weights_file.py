@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from .errors import ConversionError
 from .safe_pickle import load_safely
-from .state_check import load_exactly
+from .zoo_checkpoint import ConversionError, load_exactly
 
 HEAD_WIDTH = 64
 HEADS_OF_WIDTH = {1280: 16, 1408: 16, 1664: 16}

@@ -1,4 +1,4 @@
-"""Writes checkpoints of the zoo: a folder that timm or transformers loads, complete or not there at all.
+"""Fills a model with weights that fit in every key, and writes it as a folder, complete or not there at all.
 
 timm's is `config.json` (architecture, model_args, num_classes, pretrained_cfg) and `model.safetensors`;
 transformers' is what `save_pretrained` writes, code included; one for both is in `shared_checkpoint.py`.
@@ -10,14 +10,44 @@ import contextlib
 import json
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .errors import ConversionError
+from torch import Tensor, nn
+
+from ..data.errors import DataError
+from ..data.names import first_line
 
 RECORD = "conversion.json"
+
+
+class ConversionError(DataError):
+    """The source cannot be converted.
+
+    Args:
+        message: one sentence.
+        problems: what is wrong, an entry each; shown as a list below the sentence.
+    """
+
+    def __init__(self, message: str, problems: Sequence[str] = ()) -> None:
+        self.problems = list(problems)
+        super().__init__("\n  ".join([message, *self.problems]))
+
+
+def parse_yaml(text: str, name: str) -> Any:
+    """Returns what a YAML text says.
+
+    Raises:
+        ConversionError: it is no YAML, or nested too deeply.
+    """
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
+        raise ConversionError(f"{name} is not YAML: {first_line(error)}") from error
 
 
 @dataclass(frozen=True)
@@ -91,3 +121,47 @@ def set_pretrained_cfg(model: Any, **changes: Any) -> None:
 def write_record(folder: Path, record: Mapping[str, Any]) -> None:
     """Writes `conversion.json`."""
     (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+
+def state_problems(model: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
+    """Lists the keys of the model that the state lacks, its extra keys, and those of another shape.
+
+    What the weights of an encoding are (`kind`) is the model's to say: no other format has it.
+    """
+    expected = model.state_dict()
+    lacking = [name for name in expected if name not in state and not name.endswith(".kind")]
+    problems = [f"missing: {name} {_shape(expected[name])}" for name in lacking]
+    problems += [f"extra: {name} {_shape(state[name])}" for name in state if name not in expected]
+    for name, tensor in state.items():
+        if name in expected and tensor.shape != expected[name].shape:
+            wanted = _shape(expected[name])
+            problems.append(f"misshaped: {name} is {_shape(tensor)}, the model wants {wanted}")
+    return problems
+
+
+def load_exactly(
+    model: nn.Module, state: Mapping[str, Tensor], source: str, others: list[str] | None = None
+) -> None:
+    """Loads a state dict that fits in every key and shape.
+
+    Args:
+        model: the model to fill.
+        state: its weights, in the model's names.
+        source: what the weights are called in the error.
+        others: problems that were found before.
+
+    Raises:
+        ConversionError: it does not fit; all keys concerned are listed.
+    """
+    problems = [*(others or []), *state_problems(model, state)]
+    if problems:
+        raise ConversionError(
+            f"{source} does not fit the model that its configuration describes; nothing was written. "
+            "By our names of the keys:",
+            problems,
+        )
+    model.load_state_dict(dict(state), strict=True)
+
+
+def _shape(tensor: Tensor) -> str:
+    return str(list(tensor.shape))

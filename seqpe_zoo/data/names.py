@@ -115,7 +115,7 @@ def read_json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
-    except ValueError as error:  # of json, and of other encodings than UTF-8
+    except (ValueError, RecursionError) as error:  # of json, and of other encodings than UTF-8
         raise DataError(f"{path} is not JSON: {error}") from error
     if not isinstance(content, dict):
         raise DataError(f"{path} holds no JSON object, but a {type(content).__name__}")

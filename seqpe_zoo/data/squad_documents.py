@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -181,15 +181,8 @@ def _others(count: int, taken: set[int], limit: int, draw: random.Random) -> lis
     return others
 
 
-def write_rows(rows: Sequence[DocumentQuestion], path: Path) -> None:
-    """Writes rows as jsonl."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = "".join(json.dumps(asdict(row), ensure_ascii=False) + "\n" for row in rows)
-    path.write_text(text, encoding="utf-8")
-
-
 def read_rows(path: Path) -> list[DocumentQuestion]:
-    """Reads rows of `write_rows`, or of RULER and the release (index, input, outputs).
+    """Reads rows of RULER and the release: JSON lines with index, input, outputs.
 
     Raises:
         DataError: there is no such file, a line is no JSON or lacks a field, or there is no line.

@@ -24,6 +24,7 @@ LEFT_OUT = frozenset(
 )
 """Folders without ordinary source: tables, test data, packages of others."""
 LARGEST_FILE = 400_000
+HELD_OUT_SHARE = 0.1
 
 
 @dataclass(frozen=True)
@@ -52,16 +53,15 @@ def list_source_files(folder: Path) -> tuple[Path, ...]:
     return tuple(sorted(found))
 
 
-def is_held_out(name: str, share: float) -> bool:
+def is_held_out(name: str) -> bool:
     """Tells the side of a file by its name alone."""
     digest = hashlib.sha256(name.encode()).digest()
-    return int.from_bytes(digest[:8], "big") < share * 2**64
+    return int.from_bytes(digest[:8], "big") < HELD_OUT_SHARE * 2**64
 
 
 def load_stdlib_text(
     max_train_bytes: int | None = None,
     max_held_out_bytes: int | None = None,
-    held_out_share: float = 0.1,
     folder: Path | None = None,
 ) -> ByteCorpus:
     """Reads the corpus.
@@ -70,7 +70,6 @@ def load_stdlib_text(
         max_train_bytes: read so many bytes at most, whole files in an order that hashes of their names
             decide.
         max_held_out_bytes: the same for the held-out side.
-        held_out_share: share of the files that are held out.
         folder: another folder of Python source than the standard library.
 
     Raises:
@@ -85,14 +84,12 @@ def load_stdlib_text(
         )
     sides: dict[bool, list[Path]] = {False: [], True: []}
     for path in files:
-        sides[is_held_out(path.relative_to(folder).as_posix(), held_out_share)].append(path)
+        sides[is_held_out(path.relative_to(folder).as_posix())].append(path)
     train, train_files = _read(sides[False], folder, max_train_bytes)
     held_out, held_out_files = _read(sides[True], folder, max_held_out_bytes)
     for side, stream in (("training", train), ("held-out", held_out)):
         if not stream.numel():
-            raise DataError(
-                f"the {side} side of {folder} is empty: held_out_share={held_out_share}, {len(files)} files"
-            )
+            raise DataError(f"the {side} side of the {len(files)} files in {folder} is empty")
     return ByteCorpus(train, held_out, train_files, held_out_files)
 
 

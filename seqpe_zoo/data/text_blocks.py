@@ -8,6 +8,7 @@ of the stream, so that the last token of a block has a target as well.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ _FILE_NAMES = {
     "test": ("test", "wiki.test"),
 }
 _SUFFIXES = (".txt", ".tokens", ".raw")
+LINES_AT_ONCE = 2000
 _IGNORED = -100
 
 
@@ -96,31 +98,20 @@ def load_text_set(split: str, name: str = WIKITEXT[0], config: str = WIKITEXT[1]
     return rows
 
 
-def tokenize_stream(lines: Iterable[str], tokenizer: Any, lines_at_once: int = 2000) -> Tensor:
+def tokenize_stream(lines: Iterable[str], tokenizer: Any) -> Tensor:
     """Tokenizes line by line, without special tokens, into one stream (N,) of int64, as the release.
 
     Raises:
         DataError: the text is empty.
     """
-    parts: list[Tensor] = []
-    batch: list[str] = []
-
-    def flush() -> None:
-        if batch:
-            encoded = tokenizer(list(batch), add_special_tokens=False, verbose=False)["input_ids"]
-            parts.append(torch.tensor([token for line in encoded for token in line], dtype=torch.int64))
-            batch.clear()
-
-    for line in lines:
-        if line:
-            batch.append(line)
-        if len(batch) == lines_at_once:
-            flush()
-    flush()
-    stream = torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)
-    if not stream.numel():
+    parts = []
+    filled = filter(None, lines)
+    while batch := list(islice(filled, LINES_AT_ONCE)):
+        encoded = tokenizer(batch, add_special_tokens=False, verbose=False)["input_ids"]
+        parts.append(torch.tensor([token for line in encoded for token in line], dtype=torch.int64))
+    if not any(part.numel() for part in parts):
         raise DataError("the text is empty: no tokens to cut into blocks")
-    return stream
+    return torch.cat(parts)
 
 
 class TextBlocks(Dataset[dict[str, Tensor]]):
@@ -128,25 +119,21 @@ class TextBlocks(Dataset[dict[str, Tensor]]):
 
     Items have `input_ids`, `labels` (the same tokens, from which transformers would take its targets) and
     `shift_labels` (the next tokens of the stream), which models that pass their keyword arguments on to
-    `loss_function` use instead: so every token but the first is a target.
+    `loss_function` use instead: so every token but the first is a target. The last, shorter block is padded,
+    with targets of -100.
 
     Args:
         stream: (N,) token numbers.
         length: tokens of a block.
-        keep_tail: whether the last, shorter block is an item; padded with -100 targets for batches.
     """
 
-    def __init__(self, stream: Tensor, length: int, keep_tail: bool = True) -> None:
+    def __init__(self, stream: Tensor, length: int) -> None:
         if length < 1:
             raise DataError(f"a block of {length} tokens is impossible; give at least 1")
         self.stream, self.length = stream, length
-        inputs = stream.numel() - 1  # the last token is a target only
-        self.count = -(-inputs // length) if keep_tail else inputs // length
+        self.count = -(-(stream.numel() - 1) // length)  # the last token is a target only
         if self.count < 1:
-            raise DataError(
-                f"a stream of {stream.numel()} tokens has no block of {length}; use more text or shorter "
-                "blocks"
-            )
+            raise DataError(f"a stream of {stream.numel()} tokens has nothing to predict; use more text")
 
     def __len__(self) -> int:
         return self.count

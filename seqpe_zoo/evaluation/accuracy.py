@@ -5,7 +5,7 @@ Unlike the release's distributed sampler, no picture is counted twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -18,6 +18,9 @@ from ..data.errors import DataError
 from ..data.images import evaluation_transform
 from ..data.small_images import SmallImages
 from .model_loading import ImageModel, find_position_encoding
+
+Batches = Iterable[tuple[Tensor, Tensor]]
+"""Of (pixels, labels)."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +59,8 @@ def check_resolutions(model: ImageModel, resolutions: Sequence[int]) -> None:
 
 
 @torch.inference_mode()
-def count_correct(model: ImageModel, batches: Iterable[tuple[Tensor, Tensor]], resolution: int) -> Accuracy:
-    """Counts right answers among the first and the first five over batches of (pixels, labels)."""
+def count_correct(model: ImageModel, batches: Batches, resolution: int) -> Accuracy:
+    """Counts right answers among the first and the first five over batches."""
     was_training = model.model.training
     model.model.eval()
     first = next(model.model.parameters())
@@ -82,61 +85,54 @@ def count_correct(model: ImageModel, batches: Iterable[tuple[Tensor, Tensor]], r
 
 def evaluate_accuracy(
     model: ImageModel,
-    dataset: Any,
+    images: Any,
     resolutions: Sequence[int],
     batch_size: int = 64,
     workers: int = 0,
     max_images: int | None = None,
 ) -> list[Accuracy]:
-    """Measures a classifier on a dataset of timm at each resolution.
+    """Measures a classifier at each resolution.
 
     Args:
         model: from `load_image_model`.
-        dataset: from `open_image_split`.
+        images: a dataset of timm from `open_image_split`, or a set in memory and the name of its split, from
+            `open_small_images`, which is upsampled.
         resolutions: sides in pixels; must be divisible by the patch size.
         batch_size: pictures at a time.
         workers: processes that load pictures.
-        max_images: use evenly spread pictures only, so many; of a stream the first batches.
+        max_images: use so many: of a dataset evenly spread ones, of a stream the first batches, of a set in
+            memory the first ones.
     """
     check_resolutions(model, resolutions)
-    chosen, batches = dataset, None
-    if max_images is not None and isinstance(dataset, IterableDataset):
-        batches = -(-max_images // batch_size)
-    elif max_images is not None and max_images < len(dataset):
-        places = torch.linspace(0, len(dataset) - 1, max_images).round().long().tolist()
+    if isinstance(images, tuple):
+        batches_at = _batches_in_memory(model, *images, batch_size, max_images)
+    else:
+        batches_at = _batches_of_dataset(model, images, batch_size, workers, max_images)
+    return [count_correct(model, batches_at(resolution), resolution) for resolution in resolutions]
+
+
+def _batches_of_dataset(
+    model: ImageModel, dataset: Any, batch_size: int, workers: int, most: int | None
+) -> Callable[[int], Batches]:
+    chosen, count = dataset, None
+    if most is not None and isinstance(dataset, IterableDataset):
+        count = -(-most // batch_size)
+    elif most is not None and most < len(dataset):
+        places = torch.linspace(0, len(dataset) - 1, most).round().long().tolist()
         chosen = Subset(dataset, places)
-    results = []
-    for resolution in resolutions:
+
+    def batches_at(resolution: int) -> Batches:
         dataset.transform = evaluation_transform(resolution, model.mean, model.std)
-        loader = DataLoader(chosen, batch_size=batch_size, num_workers=workers)
-        results.append(count_correct(model, islice(loader, batches), resolution))
-    return results
+        return islice(DataLoader(chosen, batch_size=batch_size, num_workers=workers), count)
+
+    return batches_at
 
 
-def evaluate_small_images(
-    model: ImageModel,
-    small: SmallImages,
-    split: str,
-    resolutions: Sequence[int],
-    batch_size: int = 64,
-    max_images: int | None = None,
-) -> list[Accuracy]:
-    """Measures a classifier on a set in memory, upsampled to each resolution.
-
-    Args:
-        model: from `load_image_model`.
-        small: from `open_small_images`.
-        split: of the set.
-        resolutions: sides in pixels; must be divisible by the patch size.
-        batch_size: pictures at a time.
-        max_images: use the first ones only, so many.
-    """
-    check_resolutions(model, resolutions)
+def _batches_in_memory(
+    model: ImageModel, small: SmallImages, split: str, batch_size: int, most: int | None
+) -> Callable[[int], Batches]:
     chosen = small.split(split)
-    images, labels = chosen.images[:max_images], chosen.labels[:max_images]
-
-    def batches(resolution: int) -> Iterator[tuple[Tensor, Tensor]]:
-        for some, answers in zip(images.split(batch_size), labels.split(batch_size), strict=True):
-            yield small.pixels(some, resolution, model.channels), answers
-
-    return [count_correct(model, batches(resolution), resolution) for resolution in resolutions]
+    images, labels = (part[:most].split(batch_size) for part in (chosen.images, chosen.labels))
+    return lambda resolution: zip(
+        (small.pixels(some, resolution, model.channels) for some in images), labels, strict=True
+    )

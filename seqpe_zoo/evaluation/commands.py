@@ -256,7 +256,14 @@ def _diagnose(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
     from .model_loading import load_image_model, load_language_model
-    from .position_space import BEST_SCORES, diagnose_grid, diagnose_line, encoding_with_vectors
+    from .plots import save_figure
+    from .position_space import (
+        BEST_SCORES,
+        diagnose_grid,
+        diagnose_line,
+        encoding_with_vectors,
+        position_heatmap,
+    )
 
     options = _model_options(arguments)
     if task == "text":
@@ -282,24 +289,9 @@ def _diagnose(arguments: argparse.Namespace) -> int:
     title = f"position vectors of {content['model']} ({encoding.name})"
     print_table(console, title, ["score", "value", "best"], rows)
     if not arguments.no_plot:
-        _draw_heatmaps(encoding, size, is_line, folder)
+        save_figure(position_heatmap(encoding, size), folder / "heatmap.png")
     console.print(f"wrote {folder}")
     return 0
-
-
-def _draw_heatmaps(encoding: Any, size: int, is_line: bool, folder: Path) -> None:
-    import torch
-
-    from .diagnostics import similarity_matrix
-    from .plots import plot_grid_heatmaps, plot_similarity, save_figure
-    from .position_space import grid_heatmaps, position_vectors
-
-    if is_line:
-        vectors = position_vectors(encoding, torch.arange(size).unsqueeze(-1), [size])
-        figure = plot_similarity({f"positions 0 to {size - 1}": similarity_matrix(vectors)})
-    else:
-        figure = plot_grid_heatmaps(grid_heatmaps(encoding, size), encoding.name)
-    save_figure(figure, folder / "heatmap.png")
 
 
 def _plot(arguments: argparse.Namespace) -> int:

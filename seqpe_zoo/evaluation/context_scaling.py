@@ -17,8 +17,6 @@ from torch import Tensor, nn
 from ..data.errors import DataError
 from .model_loading import find_position_encoding
 
-SCALINGS = ("linear", "ntk", "stretch")
-
 
 def scale_context(model: nn.Module, scaling: str, factor: float) -> None:
     """Changes in place how a model reads positions, for contexts `factor` times as long as those of training.

@@ -17,30 +17,27 @@ def similarity_matrix(vectors: Tensor) -> Tensor:
     return vectors @ vectors.t()
 
 
-def digit_artefact_score(similarity: Tensor, strides: tuple[int, ...] = (100, 1000)) -> float:
+def digit_artefact_score(similarity: Tensor) -> float:
     """Tells how often a position is more similar to one a round number away than to its near ones.
 
     Args:
-        similarity: (N, N), row p holding the similarities of position p; N greater than the smallest stride.
-        strides: the round numbers.
+        similarity: (N, N), row p holding the similarities of position p; N greater than 100.
 
     Returns:
-        Share, between 0 and 1, of pairs (p, p + stride) whose similarity exceeds the mean similarity of p to
-        the positions 1 to 20 away. Near one half or above for vectors that know digits only; 0 where nearness
-        rules.
+        Share, between 0 and 1, of pairs 100 and 1,000 apart whose similarity exceeds the mean similarity of p
+        to the positions 1 to 20 away. Near one half or above for vectors that know digits only; 0 where
+        nearness rules.
     """
     size = similarity.shape[0]
-    usable = [stride for stride in strides if stride < size]
-    if not usable:
-        raise ValueError(
-            f"a similarity matrix of {size} positions holds no pair {min(strides)} apart; use more"
-        )
+    strides = [stride for stride in (100, 1000) if stride < size]
+    if not strides:
+        raise ValueError(f"a similarity matrix of {size} positions holds no pair 100 apart; use more")
     places = torch.arange(size)
     distance = (places.unsqueeze(1) - places).abs()
     near = ((distance > 0) & (distance <= NEAR)).to(similarity.dtype)
     near_similarity = (similarity * near).sum(1) / near.sum(1)
     exceeding = total = 0
-    for stride in usable:
+    for stride in strides:
         exceeding += int((similarity.diagonal(stride) > near_similarity[: size - stride]).sum())
         exceeding += int((similarity.diagonal(-stride) > near_similarity[stride:]).sum())
         total += 2 * (size - stride)

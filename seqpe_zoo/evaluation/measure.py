@@ -6,13 +6,14 @@ import math
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ..data.errors import DataError
 from ..data.image_sources import open_small_images
 from ..data.images import class_names, open_image_split
 from ..data.squad_documents import DocumentQuestion, build_document_questions, load_questions, read_rows
 from ..data.text_sources import WIKITEXT, describe_text, open_token_stream
-from .accuracy import evaluate_accuracy, evaluate_small_images
+from .accuracy import evaluate_accuracy
 from .answers import evaluate_answers
 from .defaults import number_of_classes
 from .model_loading import ImageModel, LanguageModel
@@ -73,7 +74,7 @@ def measure_images(
     if small is not None:
         dataset = {"name": small.name, "id": small.identifier, "split": split}
         _check_classes(model, len(small.class_names), small.name)
-        results = evaluate_small_images(model, small, split, resolutions, batch_size, max_images)
+        images: Any = (small, split)
     else:
         from timm.data import ImageNetInfo
 
@@ -86,9 +87,9 @@ def measure_images(
         names = class_names(images)
         if names is not None:
             _check_classes(model, len(names), name)
-        results = evaluate_accuracy(model, images, resolutions, batch_size, workers, max_images)
         named = source.endswith(IMAGENET_NAMES) or names == ImageNetInfo("imagenet-1k").label_names()
         is_imagenet = named and split in ("val", "validation")
+    results = evaluate_accuracy(model, images, resolutions, batch_size, workers, max_images)
     measured = []
     result = partial(Measurement, label, "image-classification", dataset)
     for r in results:

@@ -64,7 +64,6 @@ def evaluate_perplexity(
     stream: Tensor,
     lengths: Sequence[int],
     tokens_at_once: int = 8192,
-    max_tokens: int | None = None,
 ) -> list[Perplexity]:
     """Measures a language model at each length.
 
@@ -73,14 +72,11 @@ def evaluate_perplexity(
         stream: (N,) token numbers.
         lengths: chunk lengths.
         tokens_at_once: batches hold about so many tokens.
-        max_tokens: use the beginning of the stream only.
 
     Raises:
         DataError: the stream is too short, a length is impossible, or tokens are beyond the vocabulary.
     """
     check_lengths(model, lengths)
-    if max_tokens is not None:
-        stream = stream[: max_tokens + 1]
     if stream.numel() < 2:
         raise DataError(f"a stream of {stream.numel()} tokens has nothing to predict")
     vocabulary = model.get_input_embeddings().num_embeddings

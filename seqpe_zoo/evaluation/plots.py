@@ -75,7 +75,8 @@ def plot_extrapolation(
     axes.set_xlabel(xlabel)
     axes.set_ylabel(metric.replace("_", " "))
     axes.grid(alpha=0.25)
-    axes.legend(frameon=False, fontsize=9)
+    for text in axes.legend(frameon=False, fontsize=9).get_texts():
+        text.set_parse_math(False)  # names may hold a dollar sign
     return figure
 
 
@@ -84,7 +85,7 @@ def plot_similarity(similarities: Mapping[str, Tensor], ticks: Sequence[int] | N
     figure, panels = new_figure(3.6 * len(similarities), 3.5, len(similarities))
     for axes, (title, similarity) in zip(panels, similarities.items(), strict=True):
         image = axes.imshow(similarity.float().cpu().numpy(), cmap="viridis", interpolation="nearest")
-        axes.set_title(title, fontsize=10)
+        axes.set_title(title, fontsize=10, parse_math=False)
         if ticks is not None:
             axes.set_xticks(ticks)
             axes.set_yticks(ticks)
@@ -104,7 +105,7 @@ def plot_grid_heatmaps(heatmaps: Mapping[tuple[int, int], Tensor], title: str = 
         axes.set_yticks([0, heatmap.shape[0] - 1])
         axes.tick_params(labelsize=6)
     if title:
-        figure.suptitle(title, fontsize=10)
+        figure.suptitle(title, fontsize=10, parse_math=False)
     return figure
 
 

@@ -17,7 +17,10 @@ from ..data.errors import DataError
 from ..portable.positions import grid_positions
 from .diagnostics import NEAR, digit_artefact_score, nearness_correlation, similarity_matrix
 from .model_loading import find_position_encoding
+from .plots import plot_grid_heatmaps, plot_similarity
 
+_LARGEST_HEATMAP = 1024
+"""Rows of a heatmap: more could not be told apart on a screen."""
 BEST_SCORES = {
     "digit_artefact_score": "0: nearness rules, not digits",
     "nearness_correlation": "1: similarity falls with distance",
@@ -78,24 +81,23 @@ def collapse_score(vectors: Tensor) -> float:
     return float(entropy.mean() / math.log(len(vectors)))
 
 
-def neighbour_coverage(similarity: Tensor, reach: int = NEAR) -> float:
-    """Returns the share of positions whose most similar other position is at most `reach` away."""
+def neighbour_coverage(similarity: Tensor) -> float:
+    """Returns the share of positions whose most similar other position is near."""
     others = similarity.clone().fill_diagonal_(-math.inf)
     places = torch.arange(len(similarity))
-    return float(((others.argmax(1).cpu() - places).abs() <= reach).double().mean())
+    return float(((others.argmax(1).cpu() - places).abs() <= NEAR).double().mean())
 
 
-def diagnose_line(encoding: Any, positions: int, window: int | None = None) -> dict[str, float]:
+def diagnose_line(encoding: Any, positions: int) -> dict[str, float]:
     """All scores of a 1-D encoding over the positions 0..positions-1.
 
     Args:
         encoding: from `encoding_with_vectors`.
         positions: how many, at least 101 for the digit artefacts.
-        window: length of the training context; by default the encoding's own.
     """
     if positions < 101:
         raise DataError(f"{positions} positions hold no pair 100 apart; look at 101 or more")
-    window = min(window or int((encoding.train_shape or (128,))[0]), positions // 2)
+    window = min(int((encoding.train_shape or (128,))[0]), positions // 2)
     vectors = position_vectors(encoding, torch.arange(positions).unsqueeze(-1), [positions])
     similarity = similarity_matrix(vectors)
     starts = torch.linspace(window, positions - window, 8).long().unique().tolist()
@@ -145,6 +147,35 @@ def landmarks(similarity: Tensor, side: int) -> dict[tuple[int, int], Tensor]:
     end, middle = side - 1, side // 2
     chosen = dict.fromkeys([(0, 0), (0, end), (middle, middle), (end, 0), (end, end)])
     return {(row, column): similarity[row * side + column].view(side, side) for row, column in chosen}
+
+
+def position_heatmap(encoding: Any, size: int) -> Any:
+    """Draws how alike position vectors are: of a line of `size` tokens, or of a grid of that side.
+
+    Dot products have another scale at every size; correlations are between -1 and 1 at all of them.
+
+    Args:
+        encoding: from `encoding_with_vectors`.
+        size: tokens, or patches of a side.
+    """
+    if encoding.host.num_dims == 2:
+        shown = correlations(grid_vectors(encoding, size))
+        figure = plot_grid_heatmaps(landmarks(shown, size), f"grid of {size} x {size} patches")
+    else:
+        stride = -(-size // _LARGEST_HEATMAP)
+        vectors = position_vectors(encoding, torch.arange(0, size, stride).unsqueeze(-1), [size])
+        title = f"{size:,} positions" if stride == 1 else f"{size:,} positions, one of {stride} shown"
+        figure = plot_similarity({title: correlations(vectors)})
+    for axes in figure.axes:
+        for image in axes.images:
+            image.set_clim(-1.0, 1.0)
+    return figure
+
+
+def correlations(vectors: Tensor) -> Tensor:
+    """Returns how alike vectors (N, P) are, (N, N), seen from their mean: between -1 and 1."""
+    centred = vectors - vectors.mean(dim=0)
+    return similarity_matrix(torch.nn.functional.normalize(centred, dim=-1))
 
 
 def _device(encoding: nn.Module) -> torch.device:

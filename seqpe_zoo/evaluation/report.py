@@ -10,6 +10,7 @@ import json
 import math
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -144,21 +145,15 @@ def package_versions() -> dict[str, str]:
 
 def git_sha() -> str | None:
     """Returns the commit of the source, marked when files differ from it; None outside of a repository."""
-    package = Path(__file__).parents[1]
+    git = ["git", "-C", str(Path(__file__).parents[1])]
+    run = {"capture_output": True, "text": True, "timeout": 20, "check": True}
     try:
-        run = {"cwd": package, "capture_output": True, "text": True, "timeout": 20, "check": True}
-        sha = subprocess.run(["git", "rev-parse", "HEAD"], **run).stdout.strip()
-        tracked = subprocess.run(
-            ["git", "ls-files", "--error-unmatch", "__init__.py"], **{**run, "check": False}
-        )
-        if tracked.returncode:
-            return None  # installed inside of somebody else's repository
-        changed = subprocess.run(
-            ["git", "status", "--porcelain", "--untracked-files=no", "."], **run
-        ).stdout.strip()
+        # Fails where the package is installed inside of somebody else's repository.
+        subprocess.run([*git, "ls-files", "--error-unmatch", "__init__.py"], **run)
+        described = ["describe", "--always", "--dirty=+changes", "--abbrev=40", "--exclude=*"]
+        return subprocess.run([*git, *described], **run).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
-    return f"{sha}+changes" if changed else sha
 
 
 def by_model(measurements: Sequence[Measurement]) -> dict[str, dict[str, dict[str, float | None]]]:
@@ -213,7 +208,11 @@ def _row(name: str, metric: str, cells: Sequence[float | None]) -> list[str]:
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Writes a Markdown table, numbers to the right."""
-    lines = [f"| {' | '.join(header)} |", f"|---|{'---:|' * (len(header) - 1)}"]
-    lines += [f"| {' | '.join(row)} |" for row in rows]
+    """Writes a Markdown table, numbers to the right; names are shown as they are."""
+
+    def line(cells: Sequence[str]) -> str:
+        shown = [re.sub(r"([\\`*|<])", r"\\\1", " ".join(cell.split())) for cell in cells]
+        return f"| {' | '.join(shown)} |"
+
+    lines = [line(header), f"|---|{'---:|' * (len(header) - 1)}", *map(line, rows)]
     return "\n".join(lines) + "\n"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from .card import MODEL_CLASSES
 from .errors import UsageError
 from .files import parse_yaml
 
@@ -23,10 +24,6 @@ LICENSES = frozenset(
     unlicense zlib pddl lgpl-lr deepfloyd-if-license llama2 llama3 llama3.1 llama3.2 llama3.3 llama4
     gemma apple-ascl apple-amlr intel-research h-research fair-noncommercial-research-license unknown
     other""".split()
-)
-PIPELINE_TAGS = frozenset(
-    """text-generation image-classification question-answering feature-extraction image-feature-extraction
-    fill-mask text-classification token-classification""".split()
 )
 LIBRARIES = ("timm", "transformers")
 SECTIONS = (
@@ -63,7 +60,7 @@ def card_problems(text: str) -> list[str]:
     ]
     if data.get("library_name") not in (None, *LIBRARIES):
         problems.append(f"metadata: library_name {data['library_name']!r} is none of {', '.join(LIBRARIES)}")
-    if data.get("pipeline_tag") not in (None, *PIPELINE_TAGS):
+    if data.get("pipeline_tag") not in (None, *MODEL_CLASSES):
         problems.append(f"metadata: pipeline_tag {data['pipeline_tag']!r} is unknown")
     for key in _LIST_FIELDS:
         if key in data and not _is_text_list(data[key]):

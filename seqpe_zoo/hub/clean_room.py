@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from .card_snippets import LOCAL_DIR
+from .card import LOCAL_DIR
 from .config_rules import libraries_of
 from .errors import HubError, redact
 from .files import sha256_of

@@ -17,6 +17,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ..data.names import did_you_mean
+from ..zoo import zoo_folder
 from .client import open_client
 from .errors import UNEXPECTED, HubError, UsageError, explain, guard_output, redact
 from .files import parse_json
@@ -64,7 +66,7 @@ def run_stage(options: argparse.Namespace) -> None:
     staged = stage(
         options.run_folder,
         options.target,
-        card_folder=options.card,
+        card_folder=find_card(options.card, options.run_folder),
         source=parse_json(options.source, "--source") if options.source else None,
         overwrite=options.overwrite,
         fingerprint=not options.no_fingerprint,
@@ -75,6 +77,20 @@ def run_stage(options: argparse.Namespace) -> None:
         _say(f"not for both libraries: {staged.one_library_because}")
     if staged.left_out:
         _say(f"left behind: {', '.join(staged.left_out)}")
+
+
+def find_card(name: str | None, run_folder: Path) -> Path:
+    """Return the folder with `facts.yaml`: the one named, one of the zoo's, or that of the run itself."""
+    if name is None and (run_folder / "facts.yaml").is_file():
+        return run_folder
+    wanted = name or run_folder.resolve().name
+    if name is not None and Path(name).is_dir():
+        return Path(name)
+    known = sorted(path.parent.name for path in zoo_folder().glob("*/facts.yaml"))
+    if wanted not in known:
+        remedy = f"give --card a folder with facts.yaml, or one of {', '.join(known)}"
+        raise UsageError(f"there is no card {wanted!r}{did_you_mean(wanted, known)}", remedy)
+    return zoo_folder() / wanted
 
 
 def run_check(options: argparse.Namespace) -> None:
@@ -204,7 +220,9 @@ def add_subcommands(subparsers: Any) -> None:
     parser = command("stage", "make a folder to publish: weights, config, code, card, manifest", run_stage)
     parser.add_argument("run_folder", type=Path, help="what training, convert or graft wrote")
     parser.add_argument("target", type=Path, help="the folder to make")
-    parser.add_argument("--card", type=Path, required=True, help="folder with facts.yaml and results.json")
+    parser.add_argument(
+        "--card", help="folder with facts.yaml, or name of a card; default: that of the run folder"
+    )
     parser.add_argument("--source", help="where the weights come from, as a JSON object for the manifest")
     _flag(parser, "--overwrite", "replace a folder staged before")
     parser.add_argument("--portable", type=Path, help="folder with the code that travels; default: ours")

@@ -1,7 +1,8 @@
 """Make the folder to publish: a fresh one, from allow-listed files only, complete or not there at all.
 
 `stage` copies weights, config, tokenizer and image processor of a run folder, completes image models for both
-libraries (`both_libraries.py`), adds the portable code that the config's `auto_map` needs, the rendered card
+libraries (the other's part of `config.json`, an image processor, and tensor names that both read, timm's
+behind `vit.`), adds the portable code that the config's `auto_map` needs, the rendered card
 and `MANIFEST.json`. Everything is built in a temporary folder beside the target and renamed at the end, so an
 interrupted or failed run leaves nothing behind.
 """
@@ -16,15 +17,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from .both_libraries import serve_both
 from .card import render
 from .card_facts import Facts, load_facts, load_results
-from .config_rules import auto_map_modules, code_closure, libraries_of, type_problems, update_auto_map
+from .config_rules import (
+    INDEX,
+    auto_map_modules,
+    code_closure,
+    libraries_of,
+    shared_problems,
+    type_problems,
+    update_auto_map,
+)
 from .contents import find_problems, name_problem
 from .errors import CheckFailed, UsageError, explain
 from .files import read_json, require_space, write_json
 from .manifest import PORTABLE, package_facts, read_manifest, write_manifest
 
+PREFIX = "vit."
+PROCESSOR = "preprocessor_config.json"
+_TIMM_KEYS = ("architecture", "num_classes", "num_features", "model_args", "pretrained_cfg", "label_names")
 _GENERATED = ("README.md", "MANIFEST.json")
 _ROOM_TO_SPARE = 16 * 2**20
 
@@ -202,3 +213,63 @@ def _put_in_place(temporary: Path, target: Path) -> None:
             old.rename(target)
         raise
     shutil.rmtree(old, ignore_errors=True)
+
+
+# Image models for both libraries.
+
+
+def serve_both(folder: Path, config: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
+    """Complete a folder in place if its model is one that both libraries have.
+
+    Args:
+        folder: holds weights and `config.json`; it is changed.
+        config: what `config.json` says.
+
+    Returns:
+        The config as it is now, and why one library cannot load the folder, if that is so.
+    """
+    half = config
+    if "model_type" in config:
+        if config["model_type"] != "seqpe_vit" or ("architecture" in config and not shared_problems(config)):
+            return config, None
+        # A fine-tune in transformers keeps timm's part of the model it began with; it is made anew.
+        half = {key: value for key, value in config.items() if key not in _TIMM_KEYS}
+    elif "architecture" not in config:
+        return config, None
+
+    from ..convert.shared_checkpoint import share_config
+
+    try:
+        complete, processor = share_config(half)
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        return config, str(error)
+    for path in sorted(folder.glob("*.safetensors")):
+        add_prefix(path, PREFIX)
+    if (folder / INDEX).is_file():
+        index = read_json(folder / INDEX)
+        if isinstance(shards := index.get("weight_map"), dict):
+            index["weight_map"] = {_prefixed(name, PREFIX): shard for name, shard in shards.items()}
+        write_json(folder / INDEX, index)
+    write_json(folder / "config.json", complete)
+    if not (folder / PROCESSOR).is_file():
+        write_json(folder / PROCESSOR, processor)
+    return complete, None
+
+
+def _prefixed(name: str, prefix: str) -> str:
+    return name if name.startswith(prefix) else prefix + name
+
+
+def add_prefix(path: Path, prefix: str) -> None:
+    """Put a prefix before the tensor names of a safetensors file, unless they have it."""
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    with safe_open(path, framework="pt") as file:
+        names, metadata = list(file.keys()), {"format": "pt", **(file.metadata() or {})}
+        if all(name.startswith(prefix) for name in names):
+            return
+        tensors = {_prefixed(name, prefix): file.get_tensor(name) for name in names}
+        temporary = path.with_suffix(".renamed")
+        save_file(tensors, temporary, metadata)
+    os.replace(temporary, path)

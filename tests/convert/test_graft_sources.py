@@ -9,10 +9,11 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
-import seqpe_zoo  # noqa: F401 (registers the models)
+from seqpe_zoo import set_position_encoding
 from seqpe_zoo.cli import main
-from seqpe_zoo.convert.errors import ConversionError
+from seqpe_zoo.convert.graft import graft, graft_vit, logit_change
 from seqpe_zoo.convert.weights_file import load_weights_file
+from seqpe_zoo.convert.zoo_checkpoint import ConversionError, write_checkpoint
 from seqpe_zoo.data.byte_tokenizer import build_byte_tokenizer
 
 VIT = {
@@ -94,12 +95,58 @@ def test_rotary_models_keep_what_they_know(
     assert (tmp_path / "ours" / "tokenizer.json").is_file()
 
 
+@torch.no_grad()
+def qwen_with_strong_means() -> Any:
+    """A model whose queries and keys are much alike, so that its rotation adds a bias of distances."""
+    torch.manual_seed(0)
+    model = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**LLAMA, bos_token_id=0, eos_token_id=0))
+    for name, parameter in model.named_parameters():
+        if name.endswith(("q_proj.bias", "k_proj.bias")):
+            parameter.normal_(std=0.8)
+        elif "q_proj" not in name and "k_proj" not in name and "norm" not in name:
+            parameter.normal_(std=0.3)
+    return model.eval()
+
+
+@pytest.mark.parametrize("integration", ["bias", "sum"])
+@pytest.mark.parametrize("keys", [1, 2])
+def test_seqpe_starts_from_what_a_rotation_does_on_average(
+    integration: str, keys: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(LLAMA, "num_key_value_heads", keys)
+    probe = torch.randint(256, (4, 64), generator=torch.Generator().manual_seed(0))
+    options = {"encoder_dim": 64, "encoder_heads": 4}
+    model, report = graft(qwen_with_strong_means(), integration, options, probe=probe, fit_steps=300)
+    untrained = set_position_encoding(qwen_with_strong_means(), "seqpe", integration=integration).eval()
+    with torch.no_grad():
+        plain = logit_change(qwen_with_strong_means()(probe).logits, untrained(probe).logits)
+        now = logit_change(qwen_with_strong_means()(probe).logits, model.model(probe).logits)
+    assert now == report.change
+    assert report.fit_error < 0.1
+    assert report.change.divergence < 0.75 * plain.divergence
+    assert "a rotation is imitated only on average: keep_native" in report.lines()[0]
+
+
 def test_rotary_models_lose_their_rotation_without_keep_native(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save_decoder(tmp_path / "theirs", "Llama")
-    assert run("graft", tmp_path / "theirs", tmp_path / "ours") == 0
+    assert run("graft", tmp_path / "theirs", tmp_path / "ours", "--integration", "mul") == 0
     assert "in place of the model's own positions, untrained" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["vit_small_patch16_rope_224", "vit_small_patch16_224"])
+def test_models_of_timm_keep_what_they_know(name: str, tmp_path: Path) -> None:
+    sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2, "num_classes": 5}
+    theirs = timm.create_model(name, **sizes).eval()
+    converted, report = graft_vit(theirs, name, sizes, keep_native=True)
+    assert report.change.same_top == 1
+    assert report.change.largest < 1e-5
+    write_checkpoint(converted, tmp_path / "ours")
+    loaded = timm.create_model(f"local-dir:{tmp_path / 'ours'}", pretrained=True).eval()
+    pixels = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(pixels), theirs(pixels))
 
 
 @pytest.mark.parametrize("ending", [".safetensors", ".pth"])

@@ -13,10 +13,8 @@ import yaml
 from torch import Tensor
 
 import seqpe_zoo  # noqa: F401 (registers the architectures)
-from seqpe_zoo.convert.authors_folder import AuthorsRun
-from seqpe_zoo.convert.authors_release import build_from_run
-from seqpe_zoo.convert.errors import ConversionError
-from seqpe_zoo.convert.zoo_checkpoint import Converted
+from seqpe_zoo.convert.authors_release import AuthorsRun, build_from_run
+from seqpe_zoo.convert.zoo_checkpoint import ConversionError, Converted
 
 KEYS = Path(__file__).with_name("release_keys")
 GPT2 = {"vocab_size": 50257, "n_positions": 1024, "n_embd": 768, "n_layer": 12, "n_head": 12}

@@ -14,10 +14,10 @@ from timm.models import save_for_hf
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 
 import seqpe_zoo  # noqa: F401 (registers the models)
-from seqpe_zoo.convert.errors import ConversionError
 from seqpe_zoo.convert.shared_checkpoint import share_config
-from seqpe_zoo.hub.both_libraries import add_prefix
+from seqpe_zoo.convert.zoo_checkpoint import ConversionError
 from seqpe_zoo.hub.config_rules import config_problems
+from seqpe_zoo.hub.stage import add_prefix
 from seqpe_zoo.portable.configuration_seqpe_vit import SeqPEViTConfig
 from seqpe_zoo.portable.modeling_seqpe_vit import SeqPEViTForImageClassification
 

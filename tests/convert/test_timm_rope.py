@@ -9,9 +9,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 import seqpe_zoo  # noqa: F401 (registers the architectures)
-from seqpe_zoo.convert.errors import ConversionError
 from seqpe_zoo.convert.timm_rope import build_from_rope_file, build_from_timm_rope, convert_timm_rope
-from seqpe_zoo.convert.zoo_checkpoint import write_checkpoint
+from seqpe_zoo.convert.zoo_checkpoint import ConversionError, write_checkpoint
 
 STOCK = ["rope", "rope_mixed", "rope_ape", "rope_mixed_ape"]
 TOLERANCE = {"atol": 1e-5, "rtol": 1e-4}

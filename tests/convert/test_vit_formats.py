@@ -8,11 +8,10 @@ from transformers import AutoModelForImageClassification
 
 import seqpe_zoo  # noqa: F401 (registers the models)
 from seqpe_zoo.convert.authors_release import load_authors
-from seqpe_zoo.convert.errors import ConversionError
 from seqpe_zoo.convert.graft import graft_vit
+from seqpe_zoo.convert.shared_checkpoint import vit_for_transformers
 from seqpe_zoo.convert.timm_rope import build_from_timm_rope
-from seqpe_zoo.convert.vit_formats import vit_for_transformers
-from seqpe_zoo.convert.zoo_checkpoint import write_checkpoint
+from seqpe_zoo.convert.zoo_checkpoint import ConversionError, write_checkpoint
 
 from .release import read_fixture, write_image_run
 from .test_commands import run

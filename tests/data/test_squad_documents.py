@@ -1,4 +1,5 @@
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,6 @@ from seqpe_zoo.data.squad_documents import (
     load_questions,
     pad_answer_spans,
     read_rows,
-    write_rows,
 )
 
 COLOURS = ("red", "green", "blue", "white")
@@ -105,8 +105,9 @@ def test_question_that_cannot_fit_is_refused(squad_file: Path) -> None:
 
 def test_rows_survive_a_file(squad_file: Path, tmp_path: Path) -> None:
     rows = build_document_questions(load_questions(squad_file), build_byte_tokenizer(), 700)
-    write_rows(rows, tmp_path / "out" / "rows.jsonl")
-    assert read_rows(tmp_path / "out" / "rows.jsonl") == rows
+    lines = [json.dumps(asdict(row)) + "\n" for row in rows]
+    (tmp_path / "rows.jsonl").write_text("".join(lines))
+    assert read_rows(tmp_path / "rows.jsonl") == rows
 
 
 @pytest.mark.parametrize(

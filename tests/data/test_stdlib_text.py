@@ -44,7 +44,7 @@ def test_folder_without_source_is_refused(tmp_path: Path) -> None:
 def test_side_without_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "only.py").write_text("x = 1\n")
     with pytest.raises(DataError, match="held-out side"):
-        load_stdlib_text(folder=tmp_path, held_out_share=0.0)
+        load_stdlib_text(folder=tmp_path)
 
 
 def test_byte_tokenizer_is_the_identity_and_loads_again(tmp_path: Path) -> None:

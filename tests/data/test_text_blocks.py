@@ -31,13 +31,9 @@ def test_tail_is_kept_and_padded_without_targets() -> None:
     assert blocks[2]["shift_labels"].tolist() == [117, 118, 119, 120, -100, -100, -100, -100]
 
 
-def test_tail_can_be_dropped() -> None:
-    assert len(TextBlocks(torch.arange(21), length=8, keep_tail=False)) == 2
-
-
-def test_stream_shorter_than_a_block_is_refused() -> None:
-    with pytest.raises(DataError, match="no block of 8"):
-        TextBlocks(torch.arange(5), length=8, keep_tail=False)
+def test_stream_of_one_token_is_refused() -> None:
+    with pytest.raises(DataError, match="1 tokens has nothing to predict"):
+        TextBlocks(torch.arange(1), length=8)
 
 
 @pytest.mark.parametrize("name", ["valid.txt", "validation.txt", "wiki.valid.tokens", "wiki.valid.raw"])
@@ -76,9 +72,10 @@ def test_binary_file_is_refused(tmp_path: Path) -> None:
         list(read_text_files([tmp_path / "train.txt"]))
 
 
-def test_lines_are_joined_to_one_stream() -> None:
+def test_lines_are_joined_to_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("seqpe_zoo.data.text_blocks.LINES_AT_ONCE", 1)
     lines = ["ab\n", "", "c\n"]
-    assert tokenize_stream(lines, build_byte_tokenizer(), lines_at_once=1).tolist() == list(b"ab\nc\n")
+    assert tokenize_stream(lines, build_byte_tokenizer()).tolist() == list(b"ab\nc\n")
 
 
 def test_empty_text_is_refused() -> None:

@@ -8,7 +8,7 @@ import torch
 from seqpe_zoo.data.digits_images import load_digit_images, write_image_folder
 from seqpe_zoo.data.errors import DataError
 from seqpe_zoo.data.images import open_image_split
-from seqpe_zoo.evaluation.accuracy import count_correct, evaluate_accuracy, evaluate_small_images
+from seqpe_zoo.evaluation.accuracy import count_correct, evaluate_accuracy
 from seqpe_zoo.evaluation.measure import measure_images
 from seqpe_zoo.evaluation.model_loading import image_model_of, load_image_model
 
@@ -59,7 +59,7 @@ def test_fewer_images_are_spread_evenly(folder: Path) -> None:
 
 def test_digits_are_measured_upsampled() -> None:
     model = image_model_of(stock_vit(in_chans=1), "vit")
-    results = evaluate_small_images(model, load_digit_images(), "test", [32, 40])
+    results = evaluate_accuracy(model, (load_digit_images(), "test"), [32, 40])
     assert [(r.resolution, r.images) for r in results] == [(32, 539), (40, 539)]
 
 

@@ -1,5 +1,6 @@
 """Training, other heads, adapters, compilation and export of models with another position encoding."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,11 @@ import torch
 import transformers
 from peft import LoraConfig, PeftModel, get_peft_model
 
-from tests.hosts.cases import hosts, outputs_of, random_tokens, tiny_model
+from seqpe_zoo.training.run_config import load_run
+from seqpe_zoo.training.text_jobs import build_language_model, change_positions
+from tests.hosts.cases import hosts, native_model, outputs_of, random_tokens, tiny_model
+
+RECIPES = Path(__file__).parents[2] / "train_scripts" / "recipes"
 
 WAYS = ["seqpe_bias", "seqpe_mul", "alibi", "rope"]
 every_way = pytest.mark.parametrize("encoding", WAYS)
@@ -141,3 +146,25 @@ def test_compiled_training_step(encoding: str) -> None:
     torch.compile(model)(tokens, labels=tokens).loss.backward()
     for parameter in model.position_host.position_encoding.parameters():
         assert parameter.grad is not None
+
+
+def test_recipe_of_a_larger_llama_has_the_size_of_smollm2() -> None:
+    run = load_run(RECIPES / "llama_smol_wikitext.yaml")
+    counts = {}
+    for encoding, keeps in (("native", False), ("seqpe", True)):
+        section = replace(run.model, position_encoding=encoding, keep_native=keeps)
+        section = section if keeps else replace(section, position_encoding_args={})
+        with torch.device("meta"):
+            model = build_language_model(section, run.data.length, vocabulary=49152)
+        counts[encoding] = sum(parameter.numel() for parameter in model.parameters())
+    assert counts["native"] == 134_515_008  # HuggingFaceTB/SmolLM2-135M
+    encoder = sum(parameter.numel() for parameter in model.position_host.position_encoding.parameters())
+    assert counts["seqpe"] == counts["native"] + encoder
+
+
+def test_recipe_that_extends_a_published_model() -> None:
+    section = load_run(RECIPES / "llama_extend_published.yaml").model
+    model, tokens = native_model("llama"), random_tokens(1, 12)
+    expected = outputs_of(model, tokens)
+    change_positions(model, section, 64)
+    torch.testing.assert_close(outputs_of(model, tokens), expected, atol=1e-5, rtol=1e-5)

@@ -9,11 +9,10 @@ import yaml
 
 from model_cards.maintain import main as maintain
 from seqpe_zoo.hub.card import render, render_card
-from seqpe_zoo.hub.card_facts import load_facts, load_results
+from seqpe_zoo.hub.card_facts import load_facts, load_results, zoo_entries
 from seqpe_zoo.hub.card_rules import LICENSES, card_problems, split_card
 from seqpe_zoo.hub.check import python_blocks
 from seqpe_zoo.hub.errors import UsageError
-from seqpe_zoo.hub.zoo_entries import zoo_entries
 from tests.hub.helpers import FACTS, LIGHT, safetensors_bytes, write_card_folder
 
 RESULTS = {

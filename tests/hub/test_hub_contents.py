@@ -8,15 +8,16 @@ import sys
 import pytest
 
 from seqpe_zoo.hub import errors
-from seqpe_zoo.hub.both_libraries import add_prefix
 from seqpe_zoo.hub.clean_room import compare_fingerprints
 from seqpe_zoo.hub.client import Deadline, backoff
+from seqpe_zoo.hub.commands import find_card
 from seqpe_zoo.hub.config_rules import code_closure, config_problems, libraries_of
 from seqpe_zoo.hub.contents import find_problems, name_problem
+from seqpe_zoo.hub.errors import UsageError
 from seqpe_zoo.hub.files import git_sha1_of
 from seqpe_zoo.hub.manifest import PORTABLE, compare_with_manifest, read_manifest
 from seqpe_zoo.hub.plan import Target
-from seqpe_zoo.hub.stage import stage
+from seqpe_zoo.hub.stage import add_prefix, stage
 from tests.hub.helpers import FACTS, LIGHT, safetensors_bytes, write_card_folder
 
 
@@ -58,6 +59,17 @@ def run_folder(tmp_path):
 @pytest.fixture
 def card_folder(tmp_path):
     return write_card_folder(tmp_path / "card")
+
+
+def test_a_card_is_found_by_name_beside_the_run_or_by_the_name_of_the_run(tmp_path, card_folder, run_folder):
+    assert find_card(str(card_folder), run_folder) == card_folder
+    named = find_card("tiny-gpt2-seqpe-austen", run_folder)
+    assert (named / "facts.yaml").is_file()
+    assert find_card(None, tmp_path / "tiny-gpt2-seqpe-austen") == named
+    (run_folder / "facts.yaml").write_text(FACTS)
+    assert find_card(None, run_folder) == run_folder
+    with pytest.raises(UsageError, match="did you mean tiny-gpt2-seqpe-austen"):
+        find_card("tiny-gpt2-sekpe-austen", run_folder)
 
 
 def test_stage_takes_only_listed_files_and_forgets_local_paths(run_folder, card_folder, tmp_path):

@@ -35,6 +35,18 @@ def test_encodings_are_compared_under_one_recipe(tmp_path: Path) -> None:
     assert table["old"] == content["by_model"]["alibi"]
 
 
+def test_names_are_shown_as_they_are(tmp_path: Path) -> None:
+    recipe = text_recipe(tmp_path, training__evaluate_every=0, training__steps=1)
+    assert run("train", recipe) == 0
+    odd = (tmp_path / "run").rename(tmp_path / r"a$\frac$ | <b> *x*")
+    folder = tmp_path / "comparison"
+    words = [f"{odd.name}={odd}", f"50$={odd}", "--recipe", recipe, "--output", folder]
+    assert run("compare", *words) == 0
+    assert (folder / "perplexity.png").stat().st_size > 5000
+    row = (folder / "table.md").read_text().splitlines()[8]
+    assert row.startswith(r"| a$\\frac$ \| \<b> \*x\* | ")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -113,7 +113,7 @@ def test_recipe_of_another_task_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_model_is_refused(tmp_path: Path, change: str, message: str) -> None:
-    run = load_run(text_recipe(tmp_path), [change])
+    run = load_run(text_recipe(tmp_path), ["model.position_encoding_args={}", change])
     with pytest.raises(ConfigError, match=message):
         build_language_model(run.model, run.data.length, 256)
 

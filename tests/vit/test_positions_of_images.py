@@ -117,7 +117,9 @@ def test_start_matters_where_positions_are_absolute_only(name: str) -> None:
     model = small_vit(name, class_token=False, global_pool="avg")
     x = images()
     with torch.no_grad():
-        same = torch.allclose(model(x), model(x, start=(3, 9)), atol=1e-4)
+        at_origin = model(x)
+        model.set_grid_start((3, 9))
+        same = torch.allclose(model(x), at_origin, atol=1e-4)
     assert same == name.startswith("rope")
 
 
@@ -125,10 +127,11 @@ def test_start_can_be_set_for_features() -> None:
     model = small_vit()
     x = images()
     with torch.no_grad():
-        expected = model.forward_features(x, start=(3, 9))
+        at_origin, _ = model.forward_intermediates(x)
         model.set_grid_start((3, 9))
         features, _ = model.forward_intermediates(x)
-    assert torch.equal(features, expected)
+        assert torch.equal(features, model.forward_features(x))
+    assert not torch.allclose(features, at_origin, atol=1e-4)
 
 
 def test_a_part_of_an_image_starts_where_it_was_cut() -> None:
@@ -140,7 +143,8 @@ def test_a_part_of_an_image_starts_where_it_was_cut() -> None:
     whole = images(32, 32)
     with torch.no_grad():
         everywhere = model(whole, attn_mask=torch.eye(64, dtype=torch.bool)).reshape(2, 8, 8, -1)
-        part = model(whole[:, :, 8:24, 4:20], attn_mask=torch.eye(16, dtype=torch.bool), start=(2, 1))
+        model.set_grid_start((2, 1))
+        part = model(whole[:, :, 8:24, 4:20], attn_mask=torch.eye(16, dtype=torch.bool))
     torch.testing.assert_close(part.reshape(2, 4, 4, -1), everywhere[:, 2:6, 1:5])
 
 
@@ -177,8 +181,10 @@ def test_largest_grid_works_and_one_more_patch_is_an_error() -> None:
         assert model(images(4, 400, batch=1)).shape == (1, 5)
         with pytest.raises(ValueError, match=r"position 100 .* largest allowed position is 99.*num_digits=3"):
             model(images(4, 404, batch=1))
+        model.set_grid_start((97, 0))
         with pytest.raises(ValueError, match="largest allowed position is 99"):
-            model(images(), start=(97, 0))
+            model(images())
+    model.set_grid_start((0, 0))
     with pytest.raises(ValueError, match="largest allowed position is 99"):
         model.train()(images(404, 4, batch=1))
 
@@ -191,16 +197,15 @@ def test_more_digits_number_more_patches() -> None:
 
 @pytest.mark.parametrize("start", [(-1, 0), (1,), (1, 2, 3), (0.5, 1)])
 def test_bad_starts_are_refused(start: Any) -> None:
-    model = small_vit()
     with pytest.raises(ValueError, match="row and the column of the first patch"):
-        model(images(), start=start)
-    with pytest.raises(ValueError, match="row and the column of the first patch"):
-        model.set_grid_start(start)
+        small_vit().set_grid_start(start)
 
 
 def test_encodings_that_number_patches_have_no_start() -> None:
+    model = small_vit("rope")
+    model.set_grid_start((1, 0))
     with pytest.raises(ValueError, match="cannot start at"):
-        small_vit("rope")(images(), start=(1, 0))
+        model(images())
 
 
 # Objectives.
@@ -267,4 +272,5 @@ def test_random_shift_is_drawn_per_example_in_training_only() -> None:
 def test_given_start_is_not_shifted_in_training() -> None:
     model = small_vit("seqpe", {"dropout": 0.0, "shift_probability": 1.0}).train()
     x = images()
-    assert torch.equal(model(x, start=(4, 4)), model(x, start=(4, 4)))
+    model.set_grid_start((4, 4))
+    assert torch.equal(model(x), model(x))
