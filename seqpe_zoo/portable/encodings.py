@@ -338,10 +338,6 @@ def build_position_encoding(name: str, dim: int, **kwargs: Any) -> PositionEncod
         name: a name of `list_position_encodings()`.
         dim: width of the transformer.
         **kwargs: what the encoding must know of the transformer (see `HostSpec`) and its own options.
-
-    Raises:
-        ValueError: the name is unknown, or the encoding does not suit the transformer.
-        TypeError: the encoding has no such option.
     """
     encoding = position_encoding_class(name)
     num_dims, causal = kwargs.get("num_dims", 1), kwargs.get("causal", False)

@@ -255,13 +255,9 @@ def sample_contrastive(
 
 
 def edit_positions(positions: Tensor, base: int, max_position: int, generator: torch.Generator) -> Tensor:
-    """Makes lexical twins: one coordinate of each position gets one to three random digit edits.
+    """Makes lexical twins of positions (..., n): one coordinate of each gets one to three random digit edits.
 
-    Args:
-        positions: (..., n).
-        base: base of the digits.
-        max_position: an edit that would leave it is not made; a position may therefore come back unchanged.
-        generator: source of randomness.
+    An edit that would leave `max_position` is not made; a position may therefore come back unchanged.
     """
     source: Any = {"generator": generator, "device": positions.device}
     shape = positions.shape[:-1]
@@ -354,7 +350,7 @@ def sample_shifts(
         batch_size: B.
         probability: share of shifted examples.
         scope: "example" shifts each example by itself; "batch" all or none, as the release.
-        generator: source of randomness, on the CPU: how many starts there are must be known to the host.
+        generator: source of randomness, on the CPU, where it must be known how many starts there are.
 
     Returns:
         Starts (R, n), the first of which is the origin, and for each example its start (B,).
