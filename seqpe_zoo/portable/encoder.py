@@ -41,14 +41,9 @@ class PrefixTree(NamedTuple):
 
 
 def sort_unique_positions(positions: Tensor, capacity: int) -> tuple[Tensor, Tensor]:
-    """Sorts positions lexicographically and drops repetitions.
+    """Sorts positions (N, n) lexicographically and drops repetitions; coordinates are -1 to capacity - 1.
 
-    Args:
-        positions: (N, n), coordinates from -1 (absent) to capacity - 1.
-        capacity: coordinates are below it.
-
-    Returns:
-        The unique positions (U, n) and, for each input position, its number among them (N,).
+    Returns the unique positions (U, n) and, for each input position, its number among them (N,).
     """
     sides = [capacity + 1] * positions.shape[-1]
     if (capacity + 1) ** len(sides) >= 2**63:  # a single integer cannot number all positions
@@ -112,12 +107,8 @@ class SequenceTransformer(nn.Module):
     """Maps sequences of tokens, the last of which is [CLS], to its final state.
 
     Two ways to the same numbers. `forward` runs every full sequence: it has static shapes and serves
-    compilation, export and bidirectional attention. `forward_shared` runs each different prefix once.
-    Residual dropout is drawn once for each row that is computed, so in `forward_shared` positions below a
-    prefix share its draw.
-
-    Args:
-        options: `SeqPEOptions` without open defaults.
+    compilation, export and bidirectional attention. `forward_shared` runs each different prefix once; there
+    positions below a prefix share its draw of dropout.
     """
 
     def __init__(self, options: Any) -> None:
@@ -192,13 +183,7 @@ class SequenceTransformer(nn.Module):
 
 
 class PositionEncoder(nn.Module):
-    """Encodes n-dimensional positions as vectors.
-
-    Args:
-        out_dim: width of the vectors.
-        num_dims: n, coordinates of a position.
-        options: `SeqPEOptions` without open defaults; they are explained there.
-    """
+    """Encodes positions of `num_dims` coordinates as vectors of width `out_dim`, as `SeqPEOptions` say."""
 
     def __init__(self, out_dim: int, num_dims: int, options: Any) -> None:
         super().__init__()

@@ -8,7 +8,7 @@ outside.
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -115,10 +115,16 @@ class Rotary(PositionEncoding):
     supported_dims = frozenset({1})
     flattens = True
     Options = RotaryOptions
+    multiple: ClassVar[int] = 2
+    """What the width of a head must be a multiple of: a pair for each coordinate."""
 
     def __init__(self, dim: int, **kwargs: Any) -> None:
         super().__init__(dim, **kwargs)
-        check_pairs(self, 2)
+        if self.host.head_dim % self.multiple:
+            raise ValueError(
+                f"{self.name} rotates pairs: the head width {self.host.head_dim} (dim / num_heads) must be a "
+                f"multiple of {self.multiple}; choose another number of heads"
+            )
 
     def encode(self, positions: Tensor, limit: list[int] | None = None) -> Tensor:
         frequencies = inverse_frequencies(self.options.base, self.host.head_dim // 2, positions.device)
@@ -129,7 +135,7 @@ class Rotary(PositionEncoding):
 
 
 @dataclass(frozen=True)
-class AxialOptions(Options):
+class AxialOptions(RotaryOptions):
     """Options of `rope2d_axial`.
 
     Attributes:
@@ -141,7 +147,7 @@ class AxialOptions(Options):
     table: bool = option(False, kind=True)
 
 
-class RotaryAxial2D(PositionEncoding):
+class RotaryAxial2D(Rotary):
     """Rotates half of the pairs by the column and half by the row (Heo et al. 2024, "RoPE2D").
 
     Class and register tokens are not rotated. With `table=True` a learned table is added to the input as
@@ -150,11 +156,12 @@ class RotaryAxial2D(PositionEncoding):
 
     name = "rope2d_axial"
     supported_dims = frozenset({2})
+    flattens = False
     Options = AxialOptions
+    multiple = 4
 
     def __init__(self, dim: int, **kwargs: Any) -> None:
         super().__init__(dim, **kwargs)
-        check_pairs(self, 4)
         self.changes_input = self.options.table
         shape = self.train_shape
         self.table = LearnedEmbedding(dim, num_dims=2, train_shape=shape) if self.options.table else None
@@ -172,9 +179,6 @@ class RotaryAxial2D(PositionEncoding):
         frequencies = inverse_frequencies(self.options.base, self.host.head_dim // 4, encoded.device)
         angles = torch.cat([encoded[..., :1] * frequencies, encoded[..., 1:2] * frequencies], dim=-1)
         return [join_rotation(angles.unsqueeze(-2))] * self.host.num_layers
-
-    def make_operation(self) -> AttentionOperation:
-        return RotateOperation()
 
 
 @dataclass(frozen=True)
@@ -238,8 +242,7 @@ class ALiBiOptions(Options):
 
     Attributes:
         scaled: whether the bias is divided by sqrt(D) together with the scores, as in the SeqPE paper and its
-            release, whose slopes are therefore 8 times weaker at D = 64. The original ALiBi, the default, is
-            not.
+            release, whose slopes are 8 times weaker at D = 64. That of the original ALiBi is not.
     """
 
     scaled: bool = option(False, kind=True)
@@ -297,15 +300,6 @@ def inverse_frequencies(base: float, count: int, device: torch.device) -> Tensor
     return torch.pow(torch.full_like(exponent, base), -exponent)
 
 
-def check_pairs(encoding: PositionEncoding, multiple: int) -> None:
-    """Raises ValueError when the width of a head cannot be divided into the pairs of a rotation."""
-    if encoding.host.head_dim % multiple:
-        raise ValueError(
-            f"{encoding.name} rotates pairs: the head width {encoding.host.head_dim} (dim / num_heads) must "
-            f"be a multiple of {multiple}; choose another number of heads"
-        )
-
-
 POSITION_ENCODINGS: dict[str, type[PositionEncoding]] = {
     "nope": NoPositionEncoding,
     "ape_sin": SinusoidalEmbedding,
@@ -319,11 +313,7 @@ POSITION_ENCODINGS: dict[str, type[PositionEncoding]] = {
 
 
 def register_position_encoding(encoding: type[PositionEncoding]) -> type[PositionEncoding]:
-    """Adds an encoding under its `name`, for every host, recipe and evaluation; usable as a decorator.
-
-    Raises:
-        ValueError: the name is missing or taken by another class.
-    """
+    """Adds an encoding under its `name`, for every host, recipe and evaluation; usable as a decorator."""
     name = getattr(encoding, "name", None)
     if not isinstance(name, str) or POSITION_ENCODINGS.get(name, encoding) is not encoding:
         raise ValueError(f"{encoding.__name__}.name={name!r} must be a name that no other encoding has")
@@ -332,12 +322,7 @@ def register_position_encoding(encoding: type[PositionEncoding]) -> type[Positio
 
 
 def position_encoding_class(name: str) -> type[PositionEncoding]:
-    """Returns the class of an encoding.
-
-    Raises:
-        TypeError: the name is no string.
-        ValueError: the name is unknown; lists the known ones.
-    """
+    """Returns the class of an encoding; raises ValueError with the known names for an unknown one."""
     if not isinstance(name, str):
         raise TypeError(f"a position encoding is named by a string such as 'seqpe', not by {name!r}")
     if name not in POSITION_ENCODINGS:
@@ -353,10 +338,6 @@ def build_position_encoding(name: str, dim: int, **kwargs: Any) -> PositionEncod
         name: a name of `list_position_encodings()`.
         dim: width of the transformer.
         **kwargs: what the encoding must know of the transformer (see `HostSpec`) and its own options.
-
-    Raises:
-        ValueError: the name is unknown, or the encoding does not suit the transformer.
-        TypeError: the encoding has no such option.
     """
     encoding = position_encoding_class(name)
     num_dims, causal = kwargs.get("num_dims", 1), kwargs.get("causal", False)

@@ -188,14 +188,12 @@ def sample_distinct(high: int, rows: int, count: int, generator: torch.Generator
         raise ValueError(
             f"cannot draw {count} different positions out of {high}; ask for fewer or widen the range"
         )
-    device = generator.device
+    source: Any = {"generator": generator, "device": generator.device}
     if high <= 16 * count:
-        return torch.rand(rows, high, generator=generator, device=device).topk(count, dim=1).indices
+        return torch.rand(rows, high, **source).topk(count, dim=1).indices
     # With at least 16 times as many integers as wanted, twice the draws hold enough different ones: the
     # chance that they do not is below 1e-30 for count = 1 and falls from there.
-    return _first_distinct(
-        torch.randint(high, (rows, 2 * count + 24), generator=generator, device=device), count
-    )
+    return _first_distinct(torch.randint(high, (rows, 2 * count + 24), **source), count)
 
 
 def squared_distance(pivots: Tensor, candidates: Tensor) -> Tensor:
@@ -228,15 +226,14 @@ def sample_contrastive(
             release has 0.6 for text and, by a slip, never draws global twins or local sets for images.
         local_range: a local region holds at least so many positions, and at least 5 m.
     """
-    device = generator.device
+    source: Any = {"generator": generator, "device": generator.device}
     sides = [max_position] * num_dims
-    pivots = torch.randint(max_position, (num_pivots, num_dims), generator=generator, device=device)
+    pivots = torch.randint(max_position, (num_pivots, num_dims), **source)
     wanted = num_candidates + 1  # one more, because the pivot may be among them
     simple = unravel_positions(sample_distinct(max_position**num_dims, num_pivots, wanted, generator), sides)
-    local = _sample_local(
-        max_position, num_dims, num_pivots, wanted, max(local_range, 5 * num_candidates), generator
-    )
-    is_local = torch.rand(num_pivots, generator=generator, device=device) < local_probability
+    region = max(local_range, 5 * num_candidates)
+    local = _sample_local(max_position, num_dims, num_pivots, wanted, region, generator)
+    is_local = torch.rand(num_pivots, **source) < local_probability
     plain = torch.where(is_local[:, None, None], local, simple)
 
     num_hard = int(num_candidates * hard_ratio)
@@ -258,49 +255,41 @@ def sample_contrastive(
 
 
 def edit_positions(positions: Tensor, base: int, max_position: int, generator: torch.Generator) -> Tensor:
-    """Makes lexical twins: one coordinate of each position gets one to three random digit edits.
+    """Makes lexical twins of positions (..., n): one coordinate of each gets one to three random digit edits.
 
-    Args:
-        positions: (..., n).
-        base: base of the digits.
-        max_position: an edit that would leave it is not made; a position may therefore come back unchanged.
-        generator: source of randomness.
+    An edit that would leave `max_position` is not made; a position may therefore come back unchanged.
     """
-    shape, device = positions.shape[:-1], positions.device
-    which = torch.randint(positions.shape[-1], shape, generator=generator, device=device).unsqueeze(-1)
+    source: Any = {"generator": generator, "device": positions.device}
+    shape = positions.shape[:-1]
+    which = torch.randint(positions.shape[-1], shape, **source).unsqueeze(-1)
     numbers = positions.gather(-1, which).squeeze(-1)
-    edits = torch.randint(1, MOST_EDITS + 1, shape, generator=generator, device=device)
+    edits = torch.randint(1, MOST_EDITS + 1, shape, **source)
     for step in range(MOST_EDITS):
-        edited = _edit_digits(numbers, base, max_position, generator)
+        edited = _edit_digits(numbers, base, max_position, source)
         numbers = torch.where(step < edits, edited, numbers)
     return positions.scatter(-1, which, numbers.unsqueeze(-1))
 
 
-def _edit_digits(numbers: Tensor, base: int, max_position: int, generator: torch.Generator) -> Tensor:
+def _edit_digits(numbers: Tensor, base: int, max_position: int, source: dict[str, Any]) -> Tensor:
     """Swaps, inserts, replaces or deletes one digit of each number, by arithmetic on its two sides."""
     num_places = count_digits(base, max_position)
     powers = torch.tensor([base**place for place in range(num_places + 2)], device=numbers.device)
     length = (numbers.unsqueeze(-1) >= powers[1:num_places]).sum(-1) + 1
 
     def draw(below: Tensor) -> Tensor:
-        share = torch.rand(numbers.shape, generator=generator, device=numbers.device, dtype=torch.float64)
-        return (share * below).long()
+        return (torch.rand(numbers.shape, dtype=torch.float64, **source) * below).long()
 
     place, other = draw(length), draw(length)
     gap = draw(length + 1)  # a digit may also be inserted before the first or after the last
-    digit = torch.randint(base, numbers.shape, generator=generator, device=numbers.device)
+    digit = torch.randint(base, numbers.shape, **source)
     at, at_other, at_gap = powers[place], powers[other], powers[gap]
     here, there = numbers // at % base, numbers // at_other % base
-    choices = torch.stack(
-        [
-            numbers + (there - here) * at + (here - there) * at_other,  # swap
-            numbers // at_gap * at_gap * base + digit * at_gap + numbers % at_gap,  # insert
-            numbers + (digit - here) * at,  # replace
-            numbers // (at * base) * at + numbers % at,  # delete
-        ]
-    )
-    choice = torch.randint(4, numbers.shape, generator=generator, device=numbers.device)
-    edited = choices.gather(0, choice.unsqueeze(0)).squeeze(0)
+    swapped = numbers + (there - here) * at + (here - there) * at_other
+    inserted = numbers // at_gap * at_gap * base + digit * at_gap + numbers % at_gap
+    replaced = numbers + (digit - here) * at
+    deleted = numbers // (at * base) * at + numbers % at
+    choice = torch.randint(4, (1, *numbers.shape), **source)
+    edited = torch.stack([swapped, inserted, replaced, deleted]).gather(0, choice).squeeze(0)
     return torch.where(edited < max_position, edited, numbers)
 
 
@@ -330,10 +319,8 @@ def sample_transfer(
     device = generator.device
 
     def draw(low: Sequence[int], high: Sequence[int]) -> Tensor:
-        columns = [
-            torch.randint(a, max(a, b) + 1, (num_starts,), generator=generator, device=device)
-            for a, b in zip(low, high)
-        ]
+        source: Any = {"generator": generator, "device": device}
+        columns = [torch.randint(a, max(a, b) + 1, (num_starts,), **source) for a, b in zip(low, high)]
         return torch.stack(columns, dim=-1)
 
     starts = draw([0] * len(window), most)
@@ -363,7 +350,7 @@ def sample_shifts(
         batch_size: B.
         probability: share of shifted examples.
         scope: "example" shifts each example by itself; "batch" all or none, as the release.
-        generator: source of randomness, on the CPU: how many starts there are must be known to the host.
+        generator: source of randomness, on the CPU, where it must be known how many starts there are.
 
     Returns:
         Starts (R, n), the first of which is the origin, and for each example its start (B,).
@@ -382,11 +369,10 @@ def _sample_local(
     max_position: int, num_dims: int, rows: int, count: int, volume: int, generator: torch.Generator
 ) -> Tensor:
     """Draws positions of one random small cube in each row, (rows, count, n)."""
+    source: Any = {"generator": generator, "device": generator.device}
     side = max(1, math.floor(max(volume, count) ** (1.0 / num_dims)))
     side = min(max_position, side + (side**num_dims < max(volume, count)))
-    start = torch.randint(
-        max_position - side + 1, (rows, 1, num_dims), generator=generator, device=generator.device
-    )
+    start = torch.randint(max_position - side + 1, (rows, 1, num_dims), **source)
     cells = sample_distinct(side**num_dims, rows, count, generator)
     return unravel_positions(cells, [side] * num_dims) + start
 

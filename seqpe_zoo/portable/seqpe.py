@@ -220,6 +220,7 @@ class SeqPE(PositionEncoding):
         self.capacity: int = options.base**options.num_digits
         self.allow_absent = options.allow_absent
         self.integration: str = options.integration
+        self.position_heads: int = host.num_kv_heads if options.multi_head else 1
         self.width: int = options.width(host)
         self.interpolates = options.extrapolation == "interpolate"
         self.changes_input = self.integration == "input"
@@ -303,7 +304,7 @@ class SeqPE(PositionEncoding):
         return inputs * (self.host.num_layers // len(inputs))
 
     def make_operation(self) -> AttentionOperation:
-        heads = self.host.num_kv_heads if self.options.multi_head else 1
+        heads = self.position_heads
         groups = self.groups if heads > 1 else 1
         if self.integration == "bias":
             return BiasOperation(heads, groups, self.options.bias_scale)
