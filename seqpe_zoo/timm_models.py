@@ -269,7 +269,9 @@ def _chosen(variant: str, kwargs: dict[str, Any]) -> dict[str, Any]:
     name = kwargs.pop("position_encoding", None)
     if name is None and kwargs.get("pos_embed") not in STOCK_POS_EMBED:
         name = kwargs.pop("pos_embed")
-    noted = {} if kwargs.get("pos_embed") is not None else _noted(variant, kwargs.get("pretrained_cfg"))
+    if name == "" or (name is None and kwargs.get("pos_embed") is not None):
+        return {}  # timm's own positions, by name
+    noted = _noted(variant, kwargs.get("pretrained_cfg"))
     if name is None:
         return {**noted, **_options(kwargs)} if noted else {}
     position_encoding_class(name)  # raises and lists the names when there is none
@@ -432,19 +434,21 @@ def _with_positions(
 def _find_with_positions(original: Callable[..., Any], model_name: str, *args: Any, **kwargs: Any) -> Any:
     """Finds a model for `create_model`; it then understands or refuses `pos_embed=` with one of our names."""
     entrypoint = original(model_name, *args, **kwargs)
-    modules = {module.__name__ for module in _BUILDERS} | {__name__}
+    modules = {module.__name__ for module, name in _originals if name == _BUILDER} | {__name__}
 
     @functools.wraps(entrypoint)
     def create(*args: Any, **given: Any) -> Any:
         name = given.get("pos_embed")
-        if name not in STOCK_POS_EMBED:
+        is_native = name in STOCK_POS_EMBED
+        if not is_native:
             position_encoding_class(name)
-            if entrypoint.__module__ not in modules:
-                from .portable.timm_hosts import unsupported
+        if entrypoint.__module__ in modules and name is not None:
+            # By another name: some models would take ours for their native positions, or pop theirs.
+            given["position_encoding"] = "" if is_native else given.pop("pos_embed")
+        elif not is_native:
+            from .portable.timm_hosts import unsupported
 
-                raise unsupported(name, model_name)
-            # By another name: some models would take it for the native positions, which may be kept.
-            given["position_encoding"] = given.pop("pos_embed")
+            raise unsupported(name, model_name)
         return entrypoint(*args, **given)
 
     return create

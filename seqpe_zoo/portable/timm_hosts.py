@@ -155,7 +155,7 @@ class PositionNaFlexVit(PositionHost, NaFlexVit):
         x, size = self.embeds(x, patch_coord=patch_coord, patch_valid=patch_valid)
         rotation = rows = None
         if patch_coord is None:
-            positions = Positions(tuple(size), self.grid_start)
+            positions = Positions((size[0], size[1]), self.grid_start)
             inputs = self.position_encoding(positions, x.shape[0], x.device, self.wants_objectives)
             if self.rope is not None:
                 rotation = self.rope.get_embed(shape=size)

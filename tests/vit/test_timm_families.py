@@ -334,6 +334,15 @@ def test_saved_without_arguments_it_comes_back_equal(
     assert torch.equal(loaded(x), model(x))
 
 
+@pytest.mark.parametrize("family", ["vit_tiny_patch16_224", "naflexvit_base_patch16_gap"])
+@pytest.mark.parametrize("stock", ["", "none", "learn", "learned"])
+def test_saved_weights_do_not_load_into_timms_own_positions(family: str, stock: str, tmp_path: Path) -> None:
+    model = build(family, "seqpe-mul")
+    save_for_hf(model, tmp_path, model_args={**SMALL, **FAMILIES[family]}, safe_serialization=True)
+    with pytest.raises((RuntimeError, AssertionError)):  # an assertion of timm: not one of its values
+        timm.create_model(f"local-dir:{tmp_path}", pretrained=True, pos_embed=stock)
+
+
 @torch.no_grad()
 @families
 def test_saved_weights_in_a_model_that_keeps_its_positions_or_not_are_refused(

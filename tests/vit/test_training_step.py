@@ -95,3 +95,24 @@ def test_a_step_may_be_repeated_before_its_gradients_are_taken() -> None:
     model(x).sum().backward()
     model(y).sum().backward()
     torch.testing.assert_close([parameter.grad for parameter in model.parameters()], together)
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_what_a_hook_has_seen_is_not_overwritten(everywhere: bool) -> None:
+    model, seen = small_vit("seqpe"), []
+
+    def keep(module: torch.nn.Module, inputs: object, output: torch.Tensor) -> None:
+        if module is model.blocks[0].attn.qkv:
+            seen.append((output, output.clone()))
+
+    if everywhere:
+        hook = torch.nn.modules.module.register_module_forward_hook(keep)
+    else:
+        hook = model.blocks[0].attn.qkv.register_forward_hook(keep)
+    try:
+        with torch.inference_mode():
+            model(images())
+    finally:
+        hook.remove()
+    ((output, copy),) = seen
+    assert torch.equal(output, copy)
