@@ -145,10 +145,12 @@ def graft(
     chosen = {"integration": integration, **(options or {})}
     if table is not None and integration != "input":
         chosen.setdefault("projection", "per_layer")
-    if table is not None and not chosen.get("multi_head", True):
+    if table is not None and (not chosen.get("multi_head", True) or chosen.get("position_dim")):
         raise ConversionError(
-            "a graft needs multi_head=True: vectors are fitted to a table as wide as the model"
+            "a graft needs multi_head=True and no position_dim: vectors are fitted to a table as wide as the "
+            "model"
         )
+    is_text = getattr(getattr(theirs, "config", None), "vocab_size", None) is not None
     in_attention = integration != "input" and chosen.get("projection") != "none"
     frequencies, layers, means = torch.empty(0), [], []
     with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -157,7 +159,9 @@ def graft(
         old = _logits(theirs, probe)
         if table is not None and in_attention:
             layers = _layer_weights(theirs, probe)
-        elif build is None and in_attention and not keep_native and integration != "mul":
+        elif (
+            is_text and in_attention and not (keep_native or integration == "mul" or "position_dim" in chosen)
+        ):
             frequencies = rotary_frequencies(theirs)
             means = mean_queries_and_keys(theirs, lambda: theirs(probe)) if len(frequencies) else []
         try:
