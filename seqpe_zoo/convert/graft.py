@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..portable.positions import grid_positions, range_positions
-from .sources import PROBE_LENGTH, PROBE_ROWS, check_vit
+from .sources import PROBE_ROWS, check_vit, probe_length
 from .warm_start import (
     LayerWeights,
     fit_to_table,
@@ -302,7 +302,7 @@ def _random_probe(model: Any) -> Tensor:
         return torch.randn(
             PROBE_ROWS, config.num_channels, *((size, size) if isinstance(size, int) else size)
         )
-    return torch.randint(config.vocab_size, (PROBE_ROWS, min(config.max_position_embeddings, PROBE_LENGTH)))
+    return torch.randint(config.vocab_size, (PROBE_ROWS, probe_length(config)))
 
 
 @torch.no_grad()
