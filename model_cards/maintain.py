@@ -1,16 +1,20 @@
 """Makes the pages of the zoo, in a clone: the paper's results, the table of all models, and means over seeds.
 
     python model_cards/maintain.py pages
+    python model_cards/maintain.py samples
     python model_cards/maintain.py seeds model_cards/NAME/results.json RUN_0/results.json RUN_1/results.json
 
 `pages` writes `COLLECTION.md` and, from `evaluation/paper_tables.yaml`, the `results.json` of the paper's
 models, so that no number is typed twice. `seeds` writes the `results.json` of a model that was trained with
 several seeds: the first run is the one whose weights are published, its numbers stay; each gets the seeds,
-the mean and the standard deviation (n - 1) over all runs.
+the mean and the standard deviation (n - 1) over all runs. `samples` runs the first snippet of each card of
+transformers that has weights and notes in `results.json` what it prints.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import statistics
 import sys
@@ -18,8 +22,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from seqpe_zoo.hub.card import NOT_MEASURED
+from seqpe_zoo.hub.card import NOT_MEASURED, render_card
 from seqpe_zoo.hub.card_facts import Facts, Result, load_facts, load_results, size_of_setting
+from seqpe_zoo.hub.check import python_blocks
 from seqpe_zoo.hub.errors import HubError, UsageError
 from seqpe_zoo.hub.files import read_json
 
@@ -177,16 +182,33 @@ def write_pages(folder: Path = CARDS) -> None:
     (folder / "COLLECTION.md").write_text(render_collection(folder), encoding="utf-8")
 
 
+def write_samples(folder: Path = CARDS) -> None:
+    """Run the first snippet of each model of transformers with weights, and note what it prints."""
+    for weights in sorted(folder.glob("*/model.safetensors")):
+        card, path = weights.parent, weights.with_name("results.json")
+        facts = load_facts(card / "facts.yaml")
+        if facts.libraries[0] == "transformers":
+            (_, code), *_ = python_blocks(render_card(card))
+            program = compile(code.replace(f'"{facts.repo_id}"', repr(str(card))), str(card), "exec")
+            printed = io.StringIO()
+            with contextlib.redirect_stdout(printed):
+                exec(program, {})
+            record = {**read_json(path), "sample": printed.getvalue().strip()}
+            path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
 def main(arguments: list[str]) -> int:
-    """Carry out one of the two commands; return the exit code."""
+    """Carry out one of the three commands; return the exit code."""
     try:
         if arguments == ["pages"]:
             write_pages()
+        elif arguments == ["samples"]:
+            write_samples()
         elif arguments[:1] == ["seeds"] and len(arguments) > 3:
             merged = merge_seeds([read_json(Path(path)) for path in arguments[2:]])
             Path(arguments[1]).write_text(json.dumps(merged, indent=1) + "\n", encoding="utf-8")
         else:
-            raise UsageError("the arguments are none of these two commands", __doc__)
+            raise UsageError("the arguments are none of these commands", __doc__)
     except HubError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..portable.positions import grid_positions, range_positions
-from .sources import PROBE_LENGTH, PROBE_ROWS, check_vit
+from .sources import PROBE_ROWS, check_vit, probe_length
 from .warm_start import (
     LayerWeights,
     fit_to_table,
@@ -145,10 +145,12 @@ def graft(
     chosen = {"integration": integration, **(options or {})}
     if table is not None and integration != "input":
         chosen.setdefault("projection", "per_layer")
-    if table is not None and not chosen.get("multi_head", True):
+    if table is not None and (not chosen.get("multi_head", True) or chosen.get("position_dim")):
         raise ConversionError(
-            "a graft needs multi_head=True: vectors are fitted to a table as wide as the model"
+            "a graft needs multi_head=True and no position_dim: vectors are fitted to a table as wide as the "
+            "model"
         )
+    is_text = getattr(getattr(theirs, "config", None), "vocab_size", None) is not None
     in_attention = integration != "input" and chosen.get("projection") != "none"
     frequencies, layers, means = torch.empty(0), [], []
     with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -157,7 +159,9 @@ def graft(
         old = _logits(theirs, probe)
         if table is not None and in_attention:
             layers = _layer_weights(theirs, probe)
-        elif build is None and in_attention and not keep_native and integration != "mul":
+        elif (
+            is_text and in_attention and not (keep_native or integration == "mul" or "position_dim" in chosen)
+        ):
             frequencies = rotary_frequencies(theirs)
             means = mean_queries_and_keys(theirs, lambda: theirs(probe)) if len(frequencies) else []
         try:
@@ -298,7 +302,7 @@ def _random_probe(model: Any) -> Tensor:
         return torch.randn(
             PROBE_ROWS, config.num_channels, *((size, size) if isinstance(size, int) else size)
         )
-    return torch.randint(config.vocab_size, (PROBE_ROWS, min(config.max_position_embeddings, PROBE_LENGTH)))
+    return torch.randint(config.vocab_size, (PROBE_ROWS, probe_length(config)))
 
 
 @torch.no_grad()

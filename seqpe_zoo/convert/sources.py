@@ -146,11 +146,16 @@ def public_name(source: str) -> str:
     return Path(source).name if Path(source).exists() else source
 
 
+def probe_length(config: Any) -> int:
+    """Tokens of a probe: no more than the model was trained for, where its configuration says it."""
+    return min(getattr(config, "max_position_embeddings", None) or PROBE_LENGTH, PROBE_LENGTH)
+
+
 def text_probe(source: Source) -> tuple[Tensor | None, str]:
     """Tokens of real text to compare logits on, where there is a tokenizer; and what they are called."""
     from ..data.stdlib_text import load_stdlib_text
 
-    length = min(source.model.config.max_position_embeddings, PROBE_LENGTH)
+    length = probe_length(source.model.config)
     for tokenizer in source.companions:
         held_out = load_stdlib_text(1, TEXT_LIMIT).held_out
         text = bytes(held_out.to(torch.uint8).tolist()).decode("utf-8", errors="ignore")

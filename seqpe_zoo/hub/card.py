@@ -11,11 +11,12 @@ command, or "reported in the paper" with the table. Unknown keys in either file 
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
 
-from .card_facts import Facts, Result, load_facts, load_results
+from .card_facts import Facts, Result, load_card
 
 NOT_MEASURED = "not measured"
 PAPER_URL = "https://arxiv.org/abs/2506.13277"
@@ -93,7 +94,7 @@ CITATION = """\
 
 def render_card(folder: Path) -> str:
     """Return the README for a folder with `facts.yaml` and `results.json`."""
-    return render(load_facts(folder / "facts.yaml"), load_results(folder / "results.json"))
+    return render(*load_card(folder))
 
 
 def render(facts: Facts, results: list[Result]) -> str:
@@ -110,7 +111,7 @@ def render(facts: Facts, results: list[Result]) -> str:
         "limits": _limits(facts),
         "licence": _licence(facts),
         "citation": facts.citation or CITATION,
-        "provenance": _mapping(facts.provenance, ("source", "converter", "package_version", "git_sha")),
+        "provenance": _mapping(facts.provenance, ("source", "package_version", "git_sha")),
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], TEMPLATE)
 
@@ -256,7 +257,10 @@ def usage(facts: Facts) -> str:
     elif tag:
         blocks.append((f"Pinned to the release {tag}", _timm(facts, f'"hf-hub:{facts.repo_id}@{tag}"')))
     blocks.append(("Offline, from a folder", _offline(facts)))
-    return "\n\n".join(f"{title}:\n\n```python\n{code}\n```" for title, code in blocks)
+    shown = [f"{title}:\n\n```python\n{code}\n```" for title, code in blocks]
+    if facts.sample:
+        shown.insert(1, f"It prints:\n\n```\n{facts.sample.strip()}\n```")
+    return "\n\n".join(shown)
 
 
 def _image(facts: Facts) -> str:
@@ -283,12 +287,18 @@ def _transformers(facts: Facts, place: str, pinned: str = "", first: str = "", m
     elif facts.tokenizer:
         names, inputs = f"{kind}, AutoTokenizer", "**inputs"
         lines.append(f"tokenizer = AutoTokenizer.from_pretrained({place}{revision})")
-        lines.append('inputs = tokenizer("Where is this word?", return_tensors="pt")')
+        lines.append(f'inputs = tokenizer({json.dumps(facts.prompt)}, return_tensors="pt")')
     lines += [
         f"model = {kind}.from_pretrained({place}, trust_remote_code=True{pinned}).eval()",
         "with torch.no_grad():",
-        f"    print(model({inputs}){'[0]' if kind == 'AutoModel' else '.logits'}.shape)",
     ]
+    if kind == "AutoModelForCausalLM" and facts.tokenizer:
+        lines.append("    tokens = model.generate(**inputs, max_new_tokens=20, do_sample=False)")
+        lines.append("print(tokenizer.decode(tokens[0]))")
+    elif facts.pipeline_tag in ("image-classification", "text-classification"):
+        lines.append(f"    print(model.config.id2label[model({inputs}).logits.argmax(-1).item()])")
+    else:
+        lines.append(f"    print(model({inputs}){'[0]' if kind == 'AutoModel' else '.logits'}.shape)")
     return _program([*imports, f"from transformers import {names}"], *lines)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,8 @@ class Facts:
     citation: str | None = None
     input_size: list[int] | None = None  # of images, (3, H, W)
     tokenizer: bool = True
+    prompt: str = "Where is this word?"
+    sample: str | None = None  # what the first snippet prints; from results.json (model_cards/maintain.py)
 
     def __post_init__(self) -> None:
         _require_types(self)
@@ -131,6 +133,18 @@ def load_facts(path: Path) -> Facts:
         raise UsageError(problem, "write it; see model_cards/README.md") from None
     facts: Facts = _strict(Facts, values, path.name)
     return facts
+
+
+def load_card(folder: Path) -> tuple[Facts, list[Result]]:
+    """Read a folder of facts and results; what the run recorded completes the provenance."""
+    facts, path = load_facts(folder / "facts.yaml"), folder / "results.json"
+    record = read_json(path) if path.is_file() else {}
+    versions = record.get("versions") if isinstance(record.get("versions"), dict) else {}
+    known = {"package_version": versions.get("seqpe-zoo"), "git_sha": record.get("git_sha")}
+    facts = replace(
+        facts, provenance={**known, **facts.provenance}, sample=facts.sample or record.get("sample")
+    )
+    return facts, load_results(path)
 
 
 def load_results(path: Path) -> list[Result]:

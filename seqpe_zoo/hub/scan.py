@@ -21,13 +21,16 @@ SECRETS = {
     "a GitHub token": r"gh[pousr]_[A-Za-z0-9]{36,}|github_pat_\w{40,}",
     "a GitLab token": r"glpat-[\w-]{20,}",
     "a Google key": r"AIza[\w-]{35}|ya29\.[\w-]{20,}",
-    "an API key": r"sk-(?:[a-z0-9]+-){0,3}(?=\w*\d)(?=\w*[A-Za-z])\w{20,}|[sr]k_live_[A-Za-z0-9]{20,}",
+    "an API key": r"""(?x) sk-(?:[a-z0-9]+-){0,3}(?=\w*\d)(?=\w*[A-Za-z])\w{20,} | [sr]k_live_[A-Za-z0-9]{20,}
+        | r8_[A-Za-z0-9]{37} | wandb\s+login\s+(?:--\S+\s+)*[0-9a-f]{40} | AccountKey=[\w+/]{40,}
+        | "key"\s*:\s*"[0-9a-f]{32}\"""",
     "a package index token": r"npm_[A-Za-z0-9]{36}|pypi-AgE[\w-]{30,}",
     "a Slack token": r"xox[abeoprs]-[A-Za-z0-9-]{10,}|hooks\.slack\.com/services/\w+",
     "a JSON web token": r"eyJ[\w-]{10,300}\.eyJ[\w-]{10,300}\.[\w-]{10,}",
     "a bearer token": r"""(?ix) bearer\s+(?=\S*\d)[\w.~+/=-]{16,}
         | authorization["']? \s* [:=] \s* ["']?\w+\s+[\w.~+/=-]{8,}""",
-    "a password in an address": r"[a-z][a-z0-9+.-]{1,30}://[^/\s:@\"'<>]+:[^/\s:@\"'<>]+@",
+    "a password in an address": r"""(?x) [a-z][a-z0-9+.-]{1,30}://[^/\s:@"'<>]+:[^/\s:@"'<>]+@
+        | machine\s+\S+\s+login\s+\S+\s+password\s+\S+""",
     # NAME="value", and NAME=value as in a shell: a name in capitals whose value has letters and digits.
     "a key or password": r"""(?ix)
         (?:api_?key|secret_?key|access_?key|auth_?token|access_?token|client_?secret|passw(?:or)?d|passphrase)
@@ -37,21 +40,23 @@ SECRETS = {
         \s* = \s* ["']? (?=[A-Za-z_+/=.-]*\d) (?=[\d_+/=.-]*[A-Za-z]) [\w+/=.-]{12,}""",
 }
 _ROOTS = """home root Users tmp var data datasets mnt media scratch work workspace opt srv nfs gpfs lustre fsx
-    Volumes private""".split()
+    Volumes private content kaggle gscratch dbfs storage cluster""".split()
 PATHS = "|".join(
     (
         rf"(?<![\w./-])/(?:{'|'.join(_ROOTS)})/[\w.-]+",
-        r"(?<![\w~/.])~/[\w.-]+",
+        r"(?<![\w~/.])(?:~|\$HOME|\$\{HOME\})/[\w.-]+",
+        r"(?<![\w\\])\\\\{1,3}[A-Za-z][\w.-]+\\{1,2}[A-Za-z][\w.$-]+\\{1,2}\w",
         r"(?<![A-Za-z])file://+[\w.~%-]+",
         r"(?<![A-Za-z])[A-Za-z]:[\\/]+(?:Users|Documents|Windows|Program|home|data|tmp|temp|work|projects?)\b",
         r"(?<![A-Za-z])[A-Za-z]:\\{2,}\w[\w .-]*\\{2,}",
     )
 )
 SCRIPTS = r"""(?ix)
-    < (?:\w+:)? (?:script|iframe|object|embed|foreignObject)\b | <!ENTITY | <\?xml-stylesheet
-    | (?:javascript|vbscript)\s*: | data:text/html | href\s*=\s*["']\s*data:(?!image/(?:png|jpeg))
-    | <[a-z][^<>]*\son(?:load|error|click|focus|blur|begin|end|repeat|toggle|wheel|scroll|input|change|submit
-      |mouse\w+|pointer\w+|key\w+|touch\w+|animation\w+|transition\w+)\s*="""
+    < (?:\w+:)? (?:script|iframe|object|embed|foreignObject|meta|link|base|form)\b | <!ENTITY
+    | <\?xml-stylesheet | @import\b | (?:j\s*a\s*v\s*a|v\s*b)\s*s\s*c\s*r\s*i\s*p\s*t\s*:
+    | data:text/html | href\s*=\s*["']\s*data:(?!image/(?:png|jpeg))
+    | <[a-z][^<>]*[\s/]on(?:load|error|click|focus|blur|begin|end|repeat|toggle|wheel|scroll|input|change
+      |submit|mouse\w+|pointer\w+|key\w+|touch\w+|animation\w+|transition\w+)\s*="""
 _MAX_PNG_TEXT = 1 << 20
 
 _SECRETS = {what: re.compile(pattern) for what, pattern in SECRETS.items()}

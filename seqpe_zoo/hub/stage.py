@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from .card import render
-from .card_facts import Facts, load_facts, load_results
+from .card_facts import Facts, load_card
 from .config_rules import (
     INDEX,
     auto_map_modules,
@@ -82,8 +82,8 @@ def stage(
         config, reason = serve_both(temporary, _copy_model(run_folder, names, temporary))
         for path in code_closure(portable, auto_map_modules(config)):
             shutil.copyfile(path, temporary / path.name)
-        facts = _facts_for(config, load_facts(card_folder / "facts.yaml"), reason)
-        results = load_results(card_folder / "results.json")
+        facts, results = load_card(card_folder)
+        facts = _facts_for(config, facts, reason)
         (temporary / "README.md").write_text(render(facts, results), encoding="utf-8")
         manifest = write_manifest(
             temporary,

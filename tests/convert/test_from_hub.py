@@ -5,21 +5,24 @@ import sys
 from pathlib import Path
 
 import pytest
+import timm
+from timm.models import save_for_hf
 
 from tests.hub.helpers import LoopbackHub, hub_environment
 
 from .release import write_image_run, write_text_run
+from .test_graft_sources import save_decoder
 
 UPLOAD = """
 import sys
 from huggingface_hub import CommitOperationAdd, HfApi
 from pathlib import Path
-root = Path(sys.argv[1])
+root, repo_id = Path(sys.argv[1]), sys.argv[2]
 api = HfApi()
-api.create_repo("huayangli/seqpe")
+api.create_repo(repo_id)
 files = [path for path in root.rglob("*") if path.is_file()]
 added = [CommitOperationAdd(path.relative_to(root).as_posix(), str(path)) for path in files]
-api.create_commit("huayangli/seqpe", added, commit_message="the release")
+api.create_commit(repo_id, added, commit_message="as it was")
 """
 CONVERT = "import sys; from seqpe_zoo.cli import main; sys.exit(main(sys.argv[1:]))"
 
@@ -36,7 +39,7 @@ def test_release_is_converted_from_a_hub_id(tmp_path: Path) -> None:
     hub = LoopbackHub.start(tmp_path / "hub", tmp_path / "home")
     try:
         env = hub_environment(tmp_path / "home", hub.url)
-        uploaded = python(UPLOAD, env, tmp_path / "release")
+        uploaded = python(UPLOAD, env, tmp_path / "release", "huayangli/seqpe")
         assert uploaded.returncode == 0, uploaded.stderr
         for folder in ("image_seqpe_ckpt", "lm_seqpe_ckpt"):
             words = ("convert", "huayangli/seqpe", tmp_path / folder, "--subfolder", folder)
@@ -47,5 +50,28 @@ def test_release_is_converted_from_a_hub_id(tmp_path: Path) -> None:
         assert missing.returncode == 2
         assert missing.stderr.splitlines()[-1].startswith("error: the Hub does not give huayangli/other")
         assert not (tmp_path / "x").exists()
+    finally:
+        hub.stop()
+
+
+@pytest.mark.slow
+def test_models_of_the_hub_are_grafted(tmp_path: Path) -> None:
+    save_decoder(tmp_path / "llama", "Llama")
+    sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 1, "num_heads": 1}
+    vit = timm.create_model("deit_tiny_patch16_224", num_classes=5, **sizes)
+    save_for_hf(vit, tmp_path / "vit", model_args=sizes, safe_serialization=True)
+    hub = LoopbackHub.start(tmp_path / "hub", tmp_path / "home")
+    try:
+        env = hub_environment(tmp_path / "home", hub.url)
+        for name in ("llama", "vit"):
+            uploaded = python(UPLOAD, env, tmp_path / name, f"org/{name}")
+            assert uploaded.returncode == 0, uploaded.stderr
+        for source, words in (("org/llama", ["--keep-native"]), ("hf-hub:org/vit", []), ("org/vit@main", [])):
+            target = tmp_path / source.replace("/", "-")
+            done = python(CONVERT, env, "graft", source, target, "--fit-steps", 5, *words)
+            assert done.returncode == 0, done.stderr
+            assert (target / "model.safetensors").is_file()
+        wrong = python(CONVERT, env, "graft", "org/llama", tmp_path / "x", "--revision", "v9")
+        assert wrong.returncode == 2, wrong.stderr
     finally:
         hub.stop()

@@ -151,6 +151,8 @@ def test_models_without_a_table_and_wrong_options_are_refused() -> None:
         graft(strong_gpt2(), options={"colour": 1})
     with pytest.raises(ConversionError, match="multi_head"):
         graft(strong_gpt2(), options={"multi_head": False})
+    with pytest.raises(ConversionError, match="no position_dim"):
+        graft(strong_gpt2(), "bias", {"position_dim": 4})
 
 
 # A trained model. The baseline gets the same fine-tune as the graft.

@@ -54,6 +54,32 @@ def card(tmp_path):
     return render_card(write_card_folder(tmp_path / "card", FACTS, RESULTS))
 
 
+def test_what_a_run_recorded_is_in_its_card(tmp_path):
+    record = {"versions": {"seqpe-zoo": "0.2.0"}, "git_sha": "0123abc", "sample": "Where is this word? Here."}
+    prompt = FACTS.replace("tokenizer: false", "prompt: Where?")
+    card = render_card(write_card_folder(tmp_path / "card", prompt, {**RESULTS, **record}))
+    assert "It prints:\n\n```\nWhere is this word? Here.\n```" in card
+    assert 'tokenizer("Where?", return_tensors="pt")' in card
+    assert "print(tokenizer.decode(tokens[0]))" in card
+    assert "- package version: 0.2.0\n- git sha: 0123abc" in card
+    write_card_folder(tmp_path / "wrong", FACTS, {**RESULTS, "sample": 7})
+    with pytest.raises(UsageError, match="sample must be"):
+        render_card(tmp_path / "wrong")
+
+
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        ("text-classification", "AutoModelForSequenceClassification"),
+        ("fill-mask", "AutoModelForMaskedLM"),
+        ("feature-extraction", "import AutoModel\n"),
+    ],
+)
+def test_snippets_load_the_class_of_the_task(tmp_path, task, words):
+    facts = FACTS.replace("text-generation", task)
+    assert words in render_card(write_card_folder(tmp_path / "card", facts, RESULTS))
+
+
 def test_rendered_card_passes_the_rules(card):
     assert card_problems(card) == []
 
