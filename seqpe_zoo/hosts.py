@@ -97,6 +97,7 @@ def with_position_encoding(
             f"this configuration has position encoding {config.position_encoding!r} already; change its "
             "position_encoding and position_encoding_args"
         )
+    _check_origin(type(config))
     encoding = position_encoding_class(name)
     parse_options(name, encoding.Options, options)
     check_value("keep_native", keep_native, bool)
@@ -165,7 +166,7 @@ def set_position_encoding(
         model.__class__ = modeling.position_model_class(native)
         with torch.device(weight.device):
             model.add_positions()
-    except (ValueError, TypeError):
+    except Exception:
         for part, kind in classes:
             part.__class__ = kind
         for part in parts:
@@ -201,6 +202,15 @@ def _check_supported(config: Any) -> None:
         )
 
 
+def _check_origin(kind: type[Any]) -> None:
+    """Raises ValueError for a model or a configuration that is not one of transformers' own classes."""
+    if not kind.__module__.startswith("transformers."):
+        raise ValueError(
+            f"{kind.__module__}.{kind.__name__} is a class of its own, and only transformers' classes can "
+            "have another position encoding: a saved model could not be told from theirs"
+        )
+
+
 def _family(model: Any) -> str:
     """The library of a model.
 
@@ -211,6 +221,7 @@ def _family(model: Any) -> str:
     wrapper = type(model).__name__
     advice = {
         "OptimizedModule": "call set_position_encoding before torch.compile",
+        "DataParallel": "call set_position_encoding before DataParallel",
         "DistributedDataParallel": "call set_position_encoding before DistributedDataParallel",
         "FullyShardedDataParallel": "call set_position_encoding before sharding",
     }
@@ -237,9 +248,15 @@ def _refuse_wrapped(model: Any) -> None:
         raise ValueError(
             f"{type(model).__name__} has another position encoding already; load the plain model"
         )
-    if getattr(model, "_hf_peft_config_loaded", False):
+    _check_origin(type(model))
+    parts = list(model.modules())
+    if any(type(part).__module__.startswith("peft.") for part in parts):
         raise ValueError(
             "the model has an adapter; unload it, or call set_position_encoding before adding it"
+        )
+    if any(part._compiled_call_impl or type(part).__name__ == "OptimizedModule" for part in parts):
+        raise ValueError(
+            "the model, or a part of it, is compiled; call set_position_encoding before torch.compile"
         )
     hooked = "forward" in vars(model) or hasattr(model, "_hf_hook")
     sharded = any(hasattr(p, "placements") for p in model.parameters())

@@ -101,6 +101,18 @@ def test_wrapped_models_say_what_to_do_first() -> None:
         seqpe_zoo.set_position_encoding(adapted)
     with pytest.raises(TypeError, match=r"before torch\.compile"):
         seqpe_zoo.set_position_encoding(torch.compile(native_model("llama")))
+    with pytest.raises(ValueError, match="before adding it"):
+        seqpe_zoo.set_position_encoding(adapted.base_model.model)
+    with pytest.raises(TypeError, match="before DataParallel"):
+        seqpe_zoo.set_position_encoding(torch.nn.DataParallel(native_model("llama")))
+    compiled = native_model("llama")
+    compiled.compile(backend="eager")
+    with pytest.raises(ValueError, match=r"before torch\.compile"):
+        seqpe_zoo.set_position_encoding(compiled)
+    partly = native_model("llama")
+    partly.model.layers[0] = torch.compile(partly.model.layers[0], backend="eager")
+    with pytest.raises(ValueError, match=r"before torch\.compile"):
+        seqpe_zoo.set_position_encoding(partly)
     offloaded = native_model("llama")
     offloaded.forward = offloaded.forward
     with pytest.raises(ValueError, match="device_map"):
@@ -111,6 +123,16 @@ def test_wrapped_models_say_what_to_do_first() -> None:
         seqpe_zoo.with_position_encoding(tiny_model("llama", "rope").config)
     with pytest.raises(TypeError, match="no model of transformers or timm"):
         seqpe_zoo.set_position_encoding(torch.nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "MyLlama"])
+def test_classes_of_others_are_refused(name: str) -> None:
+    model = type(name, (transformers.LlamaForCausalLM,), {"__module__": "mine"})(tiny_config("llama"))
+    with pytest.raises(ValueError, match="a class of its own"):
+        seqpe_zoo.set_position_encoding(model)
+    assert type(model.config) is transformers.LlamaConfig
+    with pytest.raises(ValueError, match="a class of its own"):
+        seqpe_zoo.with_position_encoding(type(name, (transformers.LlamaConfig,), {"__module__": "mine"})())
 
 
 def test_wrong_options_are_refused() -> None:
