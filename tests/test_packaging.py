@@ -54,6 +54,13 @@ def test_the_oldest_versions_are_the_lower_bounds() -> None:
         assert SpecifierSet(f"=={lowest}.*").contains(oldest[canonicalize_name(requirement.name)])
 
 
+@pytest.mark.parametrize("name", ["torch", "transformers", "timm"])
+def test_the_front_page_names_the_lower_bounds(name: str) -> None:
+    (declared,) = (line for line in PROJECT["dependencies"] if Requirement(line).name == name)
+    (lowest,) = (part.version for part in Requirement(declared).specifier if part.operator == ">=")
+    assert re.search(rf"\b{name} {re.escape(lowest)}(?![.\d])", (REPOSITORY / "README.md").read_text())
+
+
 def test_pre_commit_formats_with_the_tested_ruff() -> None:
     hooks = yaml.safe_load((REPOSITORY / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
     ruffs = {line for hook in hooks for line in hook["additional_dependencies"] if line.startswith("ruff")}
