@@ -8,7 +8,8 @@ import timm
 from seqpe_zoo import zoo_path
 from seqpe_zoo.cli import build_parser, main
 from seqpe_zoo.data.errors import DataError
-from seqpe_zoo.data.names import ENCODINGS, parse_model_name, timm_names
+from seqpe_zoo.data.image_sources import LOADERS
+from seqpe_zoo.data.names import ENCODINGS, IMAGES, parse_model_name, timm_names
 from seqpe_zoo.hub.card_facts import zoo_entries
 from seqpe_zoo.portable.encodings import POSITION_ENCODINGS
 
@@ -57,8 +58,9 @@ def test_models_of_the_package_are_known_by_name():
         parse_model_name("tiny-vit-seqpe-fashon")
 
 
-def test_names_that_need_no_torch_are_those_of_the_registry():
+def test_names_that_need_no_torch_are_those_of_the_registries():
     assert tuple(POSITION_ENCODINGS) == ENCODINGS
+    assert tuple(LOADERS) == IMAGES
     assert set(timm.list_models()) <= timm_names()
 
 

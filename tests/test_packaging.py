@@ -22,6 +22,8 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 
 
+COPIED = ("model_cards", "train_scripts/recipes")
+"""Folders beside the package that the wheel has in it."""
 WHEEL_LIMIT = 10_000_000
 """Bytes. Weights of the small models are most of it."""
 
@@ -50,6 +52,13 @@ def test_the_oldest_versions_are_the_lower_bounds() -> None:
     for requirement in runtime:
         (lowest,) = (part.version for part in requirement.specifier if part.operator == ">=")
         assert SpecifierSet(f"=={lowest}.*").contains(oldest[canonicalize_name(requirement.name)])
+
+
+@pytest.mark.parametrize("name", ["torch", "transformers", "timm"])
+def test_the_front_page_names_the_lower_bounds(name: str) -> None:
+    (declared,) = (line for line in PROJECT["dependencies"] if Requirement(line).name == name)
+    (lowest,) = (part.version for part in Requirement(declared).specifier if part.operator == ">=")
+    assert re.search(rf"\b{name} {re.escape(lowest)}(?![.\d])", (REPOSITORY / "README.md").read_text())
 
 
 def test_pre_commit_formats_with_the_tested_ruff() -> None:
@@ -116,15 +125,17 @@ def run_installed(python: Path, arguments: list[str], folder: Path) -> str:
 
 
 @pytest.mark.slow
-def test_the_wheel_has_every_file_of_the_package_and_the_small_models(wheel: Path) -> None:
+def test_the_wheel_has_every_file_of_the_package_the_small_models_and_the_recipes(wheel: Path) -> None:
     listed = subprocess.run(
-        ["git", "ls-files", "--cached", "seqpe_zoo", "model_cards"],
+        ["git", "ls-files", "--cached", "seqpe_zoo", *COPIED],
         cwd=REPOSITORY,
         check=True,
         capture_output=True,
         text=True,
     ).stdout.splitlines()
-    expected = {re.sub("^model_cards/", "seqpe_zoo/model_cards/", path) for path in listed}
+    copied = re.compile(f"^(?:train_scripts/)?(?=(?:{'|'.join(Path(path).name for path in COPIED)})/)")
+    expected = {copied.sub("seqpe_zoo/", path) for path in listed}
+    assert "seqpe_zoo/recipes/finetune_vit.yaml" in expected
     assert "seqpe_zoo/model_cards/tiny-gpt2-seqpe-austen/model.safetensors" in expected
     assert expected <= set(zipfile.ZipFile(wheel).namelist())
     assert wheel.stat().st_size < WHEEL_LIMIT
@@ -159,6 +170,15 @@ def test_commands_of_an_installed_wheel_find_the_models(installed: Path, tmp_pat
     assert all(name in printed for name in names)
     offered = "from seqpe_zoo.app.zoo import find_models; print(*(model.name for model in find_models()))"
     assert run_installed(installed, ["python", "-c", offered], tmp_path).split() == names
+
+
+@pytest.mark.slow
+def test_recipes_of_an_installed_wheel_are_known_by_name(installed: Path, tmp_path: Path) -> None:
+    printed = run_installed(installed, ["seqpe-zoo", "recipes"], tmp_path)
+    assert {"finetune_vit", "gpt2_seqpe", "mini_lm"} <= set(printed.split())
+    changes = ["data.source=digits", "training.threads=1", "training.batch_size=4", "training.output=run"]
+    run_installed(installed, ["seqpe-zoo", "train", "--dry-run", "vit_pico_digits", *changes], tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_mistyped_model_is_suggested() -> None:

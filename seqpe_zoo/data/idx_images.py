@@ -50,7 +50,7 @@ def read_idx(path: Path) -> Tensor:
     return torch.from_numpy(np.frombuffer(content, np.uint8, offset=start).reshape(shape).copy())
 
 
-def load_fashion_mnist(folder: Path | None) -> SmallImages:
+def load_fashion_mnist(folder: Path | None = None) -> SmallImages:
     """Loads Fashion-MNIST.
 
     Args:

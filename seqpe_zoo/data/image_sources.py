@@ -10,9 +10,7 @@ from .glyph_images import load_glyph_images
 from .idx_images import load_fashion_mnist
 from .small_images import SmallImages
 
-DIGITS = "digits"
-GLYPHS = "glyphs"
-FASHION = "fashion-mnist"
+LOADERS = {"digits": load_digit_images, "glyphs": load_glyph_images, "fashion-mnist": load_fashion_mnist}
 
 
 @lru_cache(maxsize=1)
@@ -23,10 +21,6 @@ def open_small_images(source: str) -> SmallImages | None:
         DataError: the set cannot be read.
     """
     name, _, folder = source.partition(":")
-    if source == DIGITS:
-        return load_digit_images()
-    if source == GLYPHS:
-        return load_glyph_images()
-    if name == FASHION:
-        return load_fashion_mnist(Path(folder) if folder else None)
-    return None
+    if folder and name == "fashion-mnist":
+        return load_fashion_mnist(Path(folder))
+    return LOADERS[source]() if source in LOADERS else None

@@ -140,7 +140,7 @@ LANGUAGE_HEADS, IMAGE_HEAD = ("CausalLM", "LMHead"), "ImageClassification"
 ENCODINGS = tuple("nope ape_sin ape_learn rope rope2d_axial rope2d_mixed alibi seqpe".split())
 """The position encodings of the package, as `list_position_encodings()`, which needs torch."""
 TEXTS = ("stdlib", "wikitext-103")
-IMAGES = ("digits", "fashion-mnist")
+IMAGES = ("digits", "glyphs", "fashion-mnist")
 IMAGE_READERS = ("hfds", "hfids", "wds", "tfds")
 """Readers of timm, spelled with a name or a folder, as `hfds/ILSVRC/imagenet-1k` or `wds/shards`."""
 
@@ -174,7 +174,7 @@ def check_data_name(task: str, source: str) -> None:
     if source.partition("/")[0] not in IMAGE_READERS:
         raise DataError(
             f"{source} does not exist; give a folder with SPLIT/CLASS/*.jpg, a tar file, hfds/ORG/NAME, "
-            f"{' or '.join(IMAGES)}{did_you_mean(source, IMAGES)}"
+            f"{', '.join(IMAGES)}{did_you_mean(source, IMAGES)}"
         )
 
 

@@ -39,7 +39,10 @@ def _add_evaluate(subparsers: Any) -> None:
     parser.add_argument(
         "--task", choices=("text", "images", "questions"), help="by default what the model is for"
     )
-    parser.add_argument("--data", help="stdlib, wikitext-103, digits, or a path (default: the embedded data)")
+    parser.add_argument(
+        "--data",
+        help="stdlib, wikitext-103, digits, glyphs, fashion-mnist, or a path (default: stdlib or digits)",
+    )
     parser.add_argument("--data-root", type=Path, help="cache or shards of hfds/NAME, wds/NAME and the like")
     parser.add_argument("--split", help="default: test; validation for image folders and named readers")
     parser.add_argument(
