@@ -34,17 +34,11 @@ class TrainingFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run.
+    """One run."""
 
-    Attributes:
-        name: unique among those run together.
-        title: beside its progress bar.
-        recipe: as a YAML recipe would hold it; names its run folder.
-    """
-
-    name: str
-    title: str
-    recipe: dict[str, Any]
+    name: str  # unique among those run together
+    title: str  # beside its progress bar
+    recipe: dict[str, Any]  # as a YAML recipe would hold it; names its run folder
 
 
 def carry_out(run: PlannedRun, command: str, resume: bool, keep_checkpoints: bool = False) -> dict[str, Any]:

@@ -1,7 +1,4 @@
-"""Kills runs at random moments, continues them, and compares what they leave with a run never killed.
-
-PYTHONPATH=. OMP_NUM_THREADS=1 python tests/training/killed_runs.py 100 EMPTY_FOLDER
-"""
+"""Kills runs at random moments; what they leave must equal a run never killed: killed_runs.py 100 FOLDER."""
 
 import json
 import multiprocessing
