@@ -117,29 +117,29 @@ def _compare(options: argparse.Namespace) -> int:
     from .strict_config import ConfigError
 
     output, console = options.output, Console(highlight=False)
-    comparison = load_comparison(options.recipe, options.changes, options.contestants)
-    is_typed = comparison.title is None
-    labels = list(comparison.contestants) if is_typed else options.contestants or list(comparison.contestants)
-    seeds = options.seeds or comparison.seeds
+    comparison = load_comparison(options.recipe, options.changes, options.contestants, options.seeds)
     if output.exists() and not (options.resume or options.overwrite) and any(output.iterdir()):
         raise ConfigError(
             f"{output} is not empty: continue with --resume, start again with --overwrite, or give another "
             "--output"
         )
-    places = prepare_places(comparison, options.data_dir, options.start, output)
-    processes = options.processes or (1 if is_typed else 2)
-    seed = seeds[0] if seeds else comparison.recipe["training"].get("seed", 0)
-    report = Report(typed_command(), seed)
+    seeds, is_typed = comparison.seeds, comparison.title is None
+    report = Report(typed_command(), seeds[0] if seeds else comparison.recipe["training"].get("seed", 0))
     by_label, measurements = run_comparison(
-        comparison, labels, seeds, places, output, processes, report.command, console, options.resume
+        comparison,
+        prepare_places(comparison, options.data_dir, options.start, output),
+        output,
+        options.processes or (1 if is_typed else 2),
+        report.command,
+        console,
+        options.resume,
     )
+    plot = not options.no_plot
     if not is_typed or len(seeds) > 1:
-        write_comparison(
-            comparison, by_label, measurements, report, output, console, plot=not options.no_plot
-        )
+        write_comparison(comparison, by_label, measurements, report, output, console, plot)
         return 0
     report.measurements += measurements
     for label, (content,) in by_label.items():
         report.details[label] = {key: content["details"][key] for key in ("steps", "seconds_a_step")}
-    write_report(report, output, plot=not options.no_plot)
+    write_report(report, output, plot)
     return 0

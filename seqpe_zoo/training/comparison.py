@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -34,31 +34,18 @@ Seed = Annotated[int, Within(0, 2**32 - 1)]
 
 @dataclass(frozen=True)
 class Contestant:
-    """What one contestant changes.
+    """What one contestant changes."""
 
-    Attributes:
-        encoding: a name of the registry; fine-tuned contestants have that of their checkpoint.
-        options: of the encoding.
-        weights_of: label of another contestant whose models are measured again, nothing is trained.
-        scaling: how those read longer contexts, as of `evaluation.context_scaling`.
-        checkpoint: folder or Hub id of a model that is measured, nothing is trained.
-        start: label of the contestant of an earlier comparison whose model is fine-tuned.
-        training: fields of the recipe's training section in which it differs, as position_learning_rate.
-        model: fields of its model section.
-        data: fields of its data section.
-        paper: its row of the paper's table.
-    """
-
-    encoding: str | None = None
-    options: dict[str, Any] = field(default_factory=dict)
-    weights_of: str | None = None
-    scaling: str | None = None
-    checkpoint: str | None = None
-    start: str | None = None
-    training: dict[str, Any] = field(default_factory=dict)
-    model: dict[str, Any] = field(default_factory=dict)
-    data: dict[str, Any] = field(default_factory=dict)
-    paper: str | None = None
+    encoding: str | None = None  # of the registry; fine-tuned contestants have that of their checkpoint
+    options: dict[str, Any] = field(default_factory=dict)  # of the encoding
+    weights_of: str | None = None  # another contestant whose models are measured again, nothing is trained
+    scaling: str | None = None  # how those read longer contexts, as of `evaluation.context_scaling`
+    checkpoint: str | None = None  # folder or Hub id of a model that is measured, nothing is trained
+    start: str | None = None  # contestant of an earlier comparison whose model is fine-tuned
+    training: dict[str, Any] = field(default_factory=dict)  # fields in which its training section differs
+    model: dict[str, Any] = field(default_factory=dict)  # the same of its model section
+    data: dict[str, Any] = field(default_factory=dict)  # the same of its data section
+    paper: str | None = None  # its row of the paper's table
 
     def __post_init__(self) -> None:
         if (self.weights_of is None) != (self.scaling is None):
@@ -67,62 +54,55 @@ class Contestant:
                 "are measured again, and how their positions are scaled"
             )
 
-    @property
-    def is_trained(self) -> bool:
-        """Whether it has runs of its own."""
-        return self.weights_of is None and self.checkpoint is None
-
 
 @dataclass(frozen=True)
 class Comparison:
-    """A comparison, as its file or what was typed says.
+    """A comparison, as its file or what was typed says."""
 
-    Attributes:
-        contestants: by label.
-        recipe: what they share, in the form of a recipe of `seqpe-zoo train`.
-        title: of the report; None for contestants that were typed.
-        data: how the data folder is prepared.
-        seeds: each contestant is trained once with each; empty takes the recipe's.
-        vocabulary: tokens of the tokenizer that is trained on the texts.
-        paper_table: which table of the paper it redoes.
-    """
-
-    contestants: dict[str, dict[str, Any]]
-    recipe: dict[str, Any]
-    title: str | None = None
-    data: Literal["texts", "fashion-mnist", "images"] | None = None
-    seeds: tuple[Seed, ...] = ()
-    vocabulary: Count = 1024
-    paper_table: str | None = None
-
-    def contestant(self, label: str) -> Contestant:
-        """Returns a contestant.
-
-        Raises:
-            ConfigError: there is none of this label.
-        """
-        if label not in self.contestants:
-            raise ConfigError(f"no contestant {label!r}; there are {', '.join(self.contestants)}")
-        return build_config(Contestant, self.contestants[label])
+    contestants: dict[str, Any]  # a Contestant for each label
+    recipe: dict[str, Any]  # what they share, in the form of a recipe of `seqpe-zoo train`
+    title: str | None = None  # of the report; None for contestants that were typed
+    data: Literal["texts", "fashion-mnist", "images"] | None = None  # how the data folder is prepared
+    seeds: tuple[Seed, ...] = ()  # each contestant is trained once with each; empty takes the recipe's
+    vocabulary: Count = 1024  # tokens of the tokenizer that is trained on the texts
+    paper_table: str | None = None  # which table of the paper it redoes
 
 
-def load_comparison(recipe: str | Path, changes: Sequence[str] = (), words: Sequence[str] = ()) -> Comparison:
+def load_comparison(
+    recipe: str | Path, changes: Sequence[str] = (), words: Sequence[str] = (), seeds: Sequence[int] = ()
+) -> Comparison:
     """Reads a comparison, or makes one of a recipe and of contestants as typed.
 
     Args:
         recipe: name or path.
         changes: words `section.key=value` of the shared recipe.
-        words: contestants as `read_contestant` takes them; a comparison brings its own.
+        words: contestants as `read_contestant` takes them, or those of the comparison that take part.
+        seeds: instead of those of the comparison.
 
     Raises:
         ConfigError: it is wrong in any way.
     """
     path = find_recipe(recipe)
     content = read_yaml(path)
-    if "contestants" in content:
-        content["recipe"] = apply_overrides(content.get("recipe") or {}, changes)
-        return build_config(Comparison, {"title": path.stem, "seeds": [0, 1, 2], **content})
-    shared = apply_overrides(content, changes)
+    if "contestants" not in content:
+        return _typed_comparison(recipe, apply_overrides(content, changes), words, seeds)
+    content["recipe"] = apply_overrides(content.get("recipe") or {}, changes)
+    made = build_config(Comparison, {"title": path.stem, "seeds": [0, 1, 2], **content})
+    chosen = {}
+    for label in words or made.contestants:
+        if label not in made.contestants:
+            raise ConfigError(f"no contestant {label!r}; there are {', '.join(made.contestants)}")
+        chosen[label] = build_config(Contestant, made.contestants[label], label)
+    for label, contestant in chosen.items():
+        if contestant.weights_of is not None and contestant.weights_of not in chosen:
+            source = contestant.weights_of
+            raise ConfigError(f"{label!r} measures the models of {source!r}: name that contestant too")
+    return replace(made, contestants=chosen, seeds=tuple(seeds) or made.seeds)
+
+
+def _typed_comparison(
+    recipe: Path, shared: dict[str, Any], words: Sequence[str], seeds: Sequence[int]
+) -> Comparison:
     if not words:
         raise ConfigError(f"name the contestants: {recipe} is a recipe of one run")
     if shared.get("task") not in ("train_gpt2", "train_vit"):
@@ -132,11 +112,11 @@ def load_comparison(recipe: str | Path, changes: Sequence[str] = (), words: Sequ
     evaluation = build_run(shared).evaluation
     if not (getattr(evaluation, "lengths", ()) or getattr(evaluation, "resolutions", ())):
         raise ConfigError("the recipe measures nothing: set evaluation.lengths or evaluation.resolutions")
-    return Comparison(dict(read_contestant(word) for word in words), shared)
+    return Comparison(dict(map(read_contestant, words)), shared, seeds=tuple(seeds))
 
 
-def read_contestant(word: str) -> tuple[str, dict[str, Any]]:
-    """Reads a contestant as typed; returns its label and what a comparison would say of it.
+def read_contestant(word: str) -> tuple[str, Contestant]:
+    """Reads a contestant as typed; returns its label, and what it changes.
 
     A trained one is `[LABEL=]FOLDER` or `[LABEL=]ORG/NAME`; one to be trained is
     `[LABEL=]ENCODING[:option=value,...]`.
@@ -146,13 +126,11 @@ def read_contestant(word: str) -> tuple[str, dict[str, Any]]:
     """
     label, name = split_label(word)
     if Path(name).is_dir() or "/" in name.partition(":")[0]:
-        return label or word, {"checkpoint": name}
+        return label or word, Contestant(checkpoint=name)
     head, _, tail = word.partition(":")
     label, separator, encoding = head.partition("=")
-    return (label if separator else word), {
-        "encoding": encoding if separator else head,
-        "options": read_options(tail.split(","), word),
-    }
+    options = read_options(tail.split(","), word)
+    return (label, Contestant(encoding, options)) if separator else (word, Contestant(head, options))
 
 
 def read_options(parts: Sequence[str], word: str) -> dict[str, Any]:
@@ -196,51 +174,39 @@ def prepare_places(
     return {**places, "data": str(data)}
 
 
-def plan_runs(
-    comparison: Comparison,
-    labels: Sequence[str],
-    seeds: Sequence[int],
-    places: Mapping[str, str],
-    output: Path,
-) -> list[PlannedRun]:
+def plan_runs(comparison: Comparison, places: Mapping[str, str], output: Path) -> list[PlannedRun]:
     """Returns the runs of all contestants, the first seed of each before the second of any.
 
     Raises:
-        ConfigError: a word in braces stands for nothing, or a contestant is unknown.
+        ConfigError: a word in braces stands for nothing.
     """
     runs = []
-    for label in labels:
-        source = comparison.contestant(label).weights_of
-        if source is not None and source not in labels:
-            raise ConfigError(f"{label!r} measures the models of {source!r}: name that contestant too")
-    for seed in seeds or [None]:
-        for label in labels:
-            contestant = comparison.contestant(label)
-            if not contestant.is_trained:
+    for seed in comparison.seeds or [None]:
+        for label, contestant in comparison.contestants.items():
+            if contestant.weights_of is not None or contestant.checkpoint is not None:
                 continue
             known = dict(places)
             if contestant.start is not None and "start" in known:
                 known["start"] = str(Path(known["start"]) / run_name(contestant.start, seed))
-            recipe = _fill(comparison.recipe, known)
-            model = recipe.setdefault("model", {})
+            recipe = {"model": {}, "data": {}, **_fill(comparison.recipe, known)}
+            model = recipe["model"]
             if contestant.encoding is not None:
                 is_same = model.get("position_encoding", "seqpe") == contestant.encoding
                 own = model.get("position_encoding_args", {}) if is_same else {}
                 model["position_encoding"] = contestant.encoding
                 model["position_encoding_args"] = {**own, **contestant.options}
-            model |= contestant.model
-            recipe["data"] = recipe.get("data", {}) | contestant.data
             name = run_name(label, seed)
-            own_seed = {} if seed is None else {"seed": seed}
-            recipe["training"] |= {**contestant.training, "output": str(output / name), **own_seed}
+            recipe["model"] |= contestant.model
+            recipe["data"] |= contestant.data
+            recipe["training"] |= {**contestant.training, "output": str(output / name)}
+            if seed is not None:
+                recipe["training"]["seed"] = seed
             runs.append(PlannedRun(name, label if seed is None else f"{label}, seed {seed}", recipe))
     return runs
 
 
 def run_comparison(
     comparison: Comparison,
-    labels: Sequence[str],
-    seeds: Sequence[int],
     places: Mapping[str, str],
     output: Path,
     processes: int,
@@ -248,27 +214,26 @@ def run_comparison(
     console: Any,
     resume: bool = False,
 ) -> tuple[dict[str, list[dict[str, Any]]], list[Measurement]]:
-    """Trains and measures all contestants.
+    """Trains and measures all contestants; see `train_side_by_side` for the arguments.
 
     Returns:
         What the results.json of every seed hold, by label of those that were trained; and all numbers, in the
         order of the labels.
     """
-    runs = plan_runs(comparison, labels, seeds, places, output)
-    for run in runs[: len(runs) // max(1, len(seeds))]:  # a mistake in the last one must not cost hours
+    runs, seeds = plan_runs(comparison, places, output), comparison.seeds or [None]
+    for run in runs[: len(runs) // len(seeds)]:  # a mistake in the last contestant must not cost hours
         build_job(build_run(run.recipe))
     is_typed = comparison.title is None
     results = train_side_by_side(runs, processes, command, console, resume, keep_checkpoints=is_typed)
     recipes = {run.name: run.recipe for run in runs}
     by_label: dict[str, list[dict[str, Any]]] = {}
     measurements = []
-    for label in labels:
-        contestant = comparison.contestant(label)
+    for label, contestant in comparison.contestants.items():
         if contestant.checkpoint is not None:
             name = None if contestant.checkpoint == label else label
             measurements += measure_finished(contestant.checkpoint, comparison.recipe, name)
             continue
-        for name in (run_name(contestant.weights_of or label, seed) for seed in seeds or [None]):
+        for name in (run_name(contestant.weights_of or label, seed) for seed in seeds):
             if contestant.weights_of is None:
                 by_label.setdefault(label, []).append(results[name])
                 measurements += read_measurements(results[name], label)

@@ -62,35 +62,20 @@ _DRY_STEPS, _DRY_EVALUATIONS = 2, 4
 
 @dataclass
 class Job:
-    """A run, ready to start.
+    """A run, ready to start."""
 
-    Attributes:
-        run: its configuration.
-        model: to be trained.
-        train: data set.
-        validation: data set, None for none.
-        collate: joins items to batches.
-        statistics: how validation rows are measured.
-        metric: which figure selects the best model.
-        units_an_example: tokens of a block, or 1 for pictures.
-        unit: "tokens" or "images".
-        save: writes the finished model to a folder, loadable by its libraries.
-        measure: measures the finished model as the run's evaluation section says.
-        validation_collate: joins validation items, by default as `collate`.
-    """
-
-    run: Run
-    model: nn.Module
-    train: Any
-    validation: Any | None
-    collate: Callable[..., Any]
-    statistics: RowStatistics
-    metric: str
-    units_an_example: float
-    unit: str
-    save: Callable[[Path], None]
-    measure: Callable[[], list[Measurement]]
-    validation_collate: Callable[..., Any] | None = None
+    run: Run  # its configuration
+    model: nn.Module  # to be trained
+    train: Any  # data set
+    validation: Any | None  # data set, None for none
+    collate: Callable[..., Any]  # joins items to batches
+    statistics: RowStatistics  # how validation rows are measured
+    metric: str  # which figure selects the best model
+    units_an_example: float  # tokens of a block, or 1 for pictures
+    unit: str  # "tokens" or "images"
+    save: Callable[[Path], None]  # writes the finished model to a folder, loadable by its libraries
+    measure: Callable[[], list[Measurement]]  # as the run's evaluation section says
+    validation_collate: Callable[..., Any] | None = None  # joins validation items, by default as `collate`
 
     @property
     def config(self) -> TrainingConfig:

@@ -22,8 +22,14 @@ def check_target(repo_id: str, license_name: str) -> None:
     Raises:
         ConfigError: as said.
     """
-    owner, separator, name = repo_id.partition("/")
-    if not (owner and separator and name) or "/" in name:
+    from huggingface_hub.utils import HFValidationError, validate_repo_id
+
+    try:
+        validate_repo_id(repo_id)
+        is_full = "/" in repo_id
+    except HFValidationError:
+        is_full = False
+    if not is_full:
         raise ConfigError(f"--push-to-hub {repo_id!r} must be OWNER/NAME")
     if license_name not in LICENSES:
         raise ConfigError(f"--license {license_name!r} is not a licence of the Hub, as apache-2.0 or mit")

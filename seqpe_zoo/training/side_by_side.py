@@ -34,31 +34,18 @@ class TrainingFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run.
+    """One run."""
 
-    Attributes:
-        name: unique among those run together.
-        title: beside its progress bar.
-        recipe: as a YAML recipe would hold it; names its run folder.
-    """
-
-    name: str
-    title: str
-    recipe: dict[str, Any]
+    name: str  # unique among those run together
+    title: str  # beside its progress bar
+    recipe: dict[str, Any]  # as a YAML recipe would hold it; names its run folder
 
 
 def carry_out(run: PlannedRun, command: str, resume: bool, keep_checkpoints: bool = False) -> dict[str, Any]:
-    """Trains and measures one run; returns its results.json, also when it was finished before."""
+    """Trains and measures one run; returns what its results.json holds."""
     from .job import run_job
     from .launch import build_job
     from .run_config import build_run
-
-    results = Path(run.recipe["training"]["output"]) / "results.json"
-    if resume and results.is_file():
-        try:
-            return json.loads(results.read_text(encoding="utf-8"))
-        except ValueError:  # the process was killed while it wrote them
-            results.unlink()
 
     def listener(step: int, total: int, logs: dict[str, Any]) -> None:
         if step == total or step % 5 == 0:
@@ -75,7 +62,16 @@ def carry_out(run: PlannedRun, command: str, resume: bool, keep_checkpoints: boo
         raise KeyboardInterrupt
     for checkpoint in () if keep_checkpoints else outcome.folder.glob("checkpoint-*"):
         shutil.rmtree(checkpoint)  # the finished model is in the folder itself
-    return json.loads(results.read_text(encoding="utf-8"))
+    return read_results(run)
+
+
+def read_results(run: PlannedRun) -> dict[str, Any]:
+    """Returns what the results.json of a run holds; empty where it is missing or half-written."""
+    try:
+        results = Path(run.recipe["training"]["output"]) / "results.json"
+        return json.loads(results.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
 
 
 def train_side_by_side(
@@ -99,8 +95,10 @@ def train_side_by_side(
     Raises:
         TrainingFailed: a process ended before its work was done.
     """
-    if processes <= 1:
-        results = {}
+    results = {run.name: read_results(run) for run in runs} if resume else {}
+    results = {name: content for name, content in results.items() if content}
+    runs = [run for run in runs if run.name not in results]
+    if processes <= 1 or not runs:
         for run in runs:
             console.print(f"{run.title}:", markup=False)
             results[run.name] = carry_out(run, command, resume, keep_checkpoints)
@@ -109,12 +107,12 @@ def train_side_by_side(
     events = context.Queue()
     before = {name: os.environ.get(name) for name in _THREADS}
     os.environ.update(_THREADS, TOKENIZERS_PARALLELISM="false")  # of the processes, which start here
-    executor = ProcessPoolExecutor(min(processes, max(1, len(runs))), context, _begin, (events,))
+    executor = ProcessPoolExecutor(min(processes, len(runs)), context, _begin, (events,))
     try:
         futures = {executor.submit(carry_out, run, command, resume, keep_checkpoints): run for run in runs}
         for name, value in before.items():
             os.environ.pop(name) if value is None else os.environ.update({name: value})
-        return _watch(futures, events, console)
+        return results | _watch(futures, events, console)
     except BrokenProcessPool as error:
         raise TrainingFailed(f"a training process ended unexpectedly: {error}") from error
     finally:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from seqpe_zoo.training.commands import add_subcommands
-from seqpe_zoo.training.comparison import read_contestant
+from seqpe_zoo.training.comparison import Contestant, read_contestant
 from seqpe_zoo.training.strict_config import ConfigError
 
 from .helpers import REPOSITORY, image_recipe, text_recipe
@@ -90,13 +90,13 @@ def test_wrong_words_are_refused(
 
 
 def test_contestants_are_read(tmp_path: Path) -> None:
-    assert read_contestant("rope") == ("rope", {"encoding": "rope", "options": {}})
-    assert read_contestant("a=rope:base=1e6") == ("a", {"encoding": "rope", "options": {"base": 1e6}})
+    assert read_contestant("rope") == ("rope", Contestant("rope"))
+    assert read_contestant("a=rope:base=1e6") == ("a", Contestant("rope", {"base": 1e6}))
     word = "seqpe:integration=mul,ood_weight=0.0"
     options = {"integration": "mul", "ood_weight": 0.0}
-    assert read_contestant(word) == (word, {"encoding": "seqpe", "options": options})
-    assert read_contestant(f"x={tmp_path}") == ("x", {"checkpoint": str(tmp_path)})
-    assert read_contestant("org/name") == ("org/name", {"checkpoint": "org/name"})
+    assert read_contestant(word) == (word, Contestant("seqpe", options))
+    assert read_contestant(f"x={tmp_path}") == ("x", Contestant(checkpoint=str(tmp_path)))
+    assert read_contestant("org/name") == ("org/name", Contestant(checkpoint="org/name"))
     with pytest.raises(ConfigError):
         read_contestant("rope:base")
 

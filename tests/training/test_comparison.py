@@ -93,16 +93,16 @@ def test_used_folder_is_not_overwritten_unasked(
     assert [path.name for path in output.iterdir()] == ["thesis.tex"]
 
 
-def test_unknown_contestant_is_refused_with_the_known_ones(recipe: Path, books: Path, tmp_path: Path) -> None:
+def test_unknown_contestant_is_refused_with_the_known_ones(recipe: Path) -> None:
     with pytest.raises(ConfigError, match="no contestant 'RoPE'; there are ALiBi, No encoding"):
-        plan_runs(load_comparison(recipe), ["RoPE"], [0], {"data": "d", "tokenizer": "t"}, tmp_path)
+        load_comparison(recipe, words=["RoPE"])
 
 
 def test_contestant_may_train_otherwise(recipe: Path, tmp_path: Path) -> None:
     line = "  Slower: {encoding: ape_learn, training: {position_learning_rate: 0.0001}}\n"
     recipe.write_text(SMALL + line)
     places = {"data": "d", "tokenizer": "t"}
-    runs = plan_runs(load_comparison(recipe), ["ALiBi", "Slower"], [7], places, tmp_path)
+    runs = plan_runs(load_comparison(recipe, words=["ALiBi", "Slower"], seeds=[7]), places, tmp_path)
     assert [run.recipe["training"].get("position_learning_rate") for run in runs] == [None, 0.0001]
     assert [run.recipe["training"]["seed"] for run in runs] == [7, 7]
 
@@ -112,9 +112,8 @@ def test_comparisons_of_the_package_are_valid(name: str, tmp_path: Path) -> None
     comparison = load_comparison(name)
     assert comparison.title is not None
     places = dict.fromkeys(("data", "tokenizer", "start", "train", "validation", "test"), "place")
-    labels = list(comparison.contestants)
-    runs = plan_runs(comparison, labels, comparison.seeds, places, tmp_path)
-    trained = [label for label in labels if comparison.contestant(label).weights_of is None]
+    runs = plan_runs(comparison, places, tmp_path)
+    trained = [entry for entry in comparison.contestants.values() if entry.weights_of is None]
     assert len(runs) == len(trained) * len(comparison.seeds)
     for run in runs:
         build_run(run.recipe)
@@ -128,9 +127,7 @@ def tokens_a_step(recipe: dict) -> int:
 
 def test_earlier_comparison_is_asked_for(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--start"):
-        plan_runs(
-            load_comparison(Path("mini_llama_extended")), ["RoPE, tuned at 64"], [0], {"data": ""}, tmp_path
-        )
+        plan_runs(load_comparison(Path("mini_llama_extended")), {"data": ""}, tmp_path)
 
 
 def test_missing_data_folder_is_asked_for(recipe: Path, tmp_path: Path) -> None:
@@ -151,4 +148,4 @@ def test_models_are_measured_again_with_scaled_positions(recipe: Path, books: Pa
     assert values["Scaled", 16] == pytest.approx(values["RoPE", 16])
     assert values["Scaled", 32] != values["RoPE", 32]
     with pytest.raises(ConfigError, match="'Scaled' measures the models of 'RoPE'"):
-        plan_runs(load_comparison(recipe), ["Scaled"], [0], {"data": "d", "tokenizer": "t"}, tmp_path)
+        load_comparison(recipe, words=["Scaled"])

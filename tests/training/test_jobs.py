@@ -355,6 +355,28 @@ def test_checkpoint_of_another_encoding_is_refused(text_run: Path, tmp_path: Pat
         finetune_gpt2_job(load_run(write_recipe(tmp_path, content, {})))
 
 
+def test_picture_model_without_our_encoding_is_refused(tmp_path: Path) -> None:
+    import timm
+    from timm.models import save_for_hf
+
+    plain = timm.create_model("vit_tiny_patch16_224", depth=1, embed_dim=32, num_heads=2, img_size=32)
+    arguments = {"depth": 1, "embed_dim": 32, "num_heads": 2, "img_size": 32}
+    save_for_hf(plain, str(tmp_path / "plain"), model_args=arguments, safe_serialization=True)
+    content = {
+        "task": "finetune_vit",
+        "model": {"checkpoint": str(tmp_path / "plain")},
+        "data": {"source": "digits", "resolution": 32},
+        "training": {"output": str(tmp_path / "run"), "steps": 1},
+    }
+    recipe = write_recipe(tmp_path, content, {})
+    with pytest.raises(ConfigError, match=r"no position encoding of seqpe_zoo.*seqpe-zoo graft"):
+        finetune_vit_job(load_run(recipe))
+    with pytest.raises(ConfigError, match=r"model\.new_encoding.*language models.*seqpe-zoo graft"):
+        finetune_vit_job(load_run(recipe, ["model.new_encoding=seqpe"]))
+    job = finetune_vit_job(load_run(recipe, ["model.position_encoding=native"]))
+    assert job.model.model.num_classes == 10
+
+
 def test_shift_and_objectives_are_off_in_validation(tmp_path: Path) -> None:
     from seqpe_zoo.training.job import build_trainer
 

@@ -12,7 +12,15 @@ from .helpers import REPOSITORY, SCRIPTS, text_recipe
 
 
 @pytest.mark.parametrize(
-    ("repo_id", "license_name"), [("model", "mit"), ("a/b/c", "mit"), ("/b", "mit"), ("a/b", "my own")]
+    ("repo_id", "license_name"),
+    [
+        ("model", "mit"),
+        ("a/b/c", "mit"),
+        ("/b", "mit"),
+        ("../evil", "mit"),
+        ("a b/c", "mit"),
+        ("a/b", "my own"),
+    ],
 )
 def test_impossible_targets_are_refused(repo_id: str, license_name: str) -> None:
     with pytest.raises(ConfigError):
