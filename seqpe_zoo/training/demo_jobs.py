@@ -25,7 +25,7 @@ _TEXT_SEQPE = {
 _IMAGE_SEQPE = {
     "integration": "sum",
     "num_digits": 2,
-    "max_position": 40,
+    "max_position": 20,
     "num_pivots": 24,
     "num_candidates": 24,
     "num_starts": 8,
@@ -45,6 +45,7 @@ class DemoJob:
         kind: "text" or "images".
         encoding: name of the registry, or "native" for the rotation of the Llama itself.
         options: of the encoding.
+        position_rate: learning rate of the position encoding, by default that of the model.
         keep_native: add the encoding to the Llama's own rotation.
         weights_of: name of the row whose model is measured again, with `scaling`; nothing is trained.
         scaling: as of `scale_context`.
@@ -55,6 +56,7 @@ class DemoJob:
     kind: str
     encoding: str
     options: dict[str, Any] = field(default_factory=dict)
+    position_rate: float | None = None
     keep_native: bool = False
     weights_of: str | None = None
     scaling: str | None = None
@@ -67,7 +69,7 @@ DEMO_JOBS = (
     DemoJob("text_rope", "RoPE", "text", "native"),
     DemoJob("text_rope_scaled", "RoPE, NTK base", "text", "native", weights_of="text_rope", scaling="ntk"),
     DemoJob("text_alibi", "ALiBi", "text", "alibi"),
-    DemoJob("vit_seqpe", "SeqPE", "images", "seqpe", _IMAGE_SEQPE),
+    DemoJob("vit_seqpe", "SeqPE", "images", "seqpe", _IMAGE_SEQPE, position_rate=6e-4),
     DemoJob(
         "vit_seqpe_stretched", "SeqPE stretched", "images", "seqpe", weights_of="vit_seqpe", scaling="stretch"
     ),
@@ -102,6 +104,7 @@ def demo_recipe(job: DemoJob, output: str, scale: float, seed: int) -> dict[str,
         "batch_size": 32 if is_text else 64,
         "evaluation_batch_size": 64,
         "learning_rate": 3e-3 if is_text else 2e-3,
+        "position_learning_rate": job.position_rate,
         "schedule": "linear" if is_text else "cosine",
         "warmup_steps": max(1, steps // 14),
         "weight_decay": 0.01 if is_text else 0.05,

@@ -111,9 +111,9 @@ def write_demo_report(report: Report, jobs: list[DemoJob], output: Path) -> Path
         "<p class=note>How data and settings were chosen: the data comes with Python and matplotlib, so that "
         "nothing is downloaded, and its pictures hold more at a larger size. (The 8 x 8 digits of "
         "scikit-learn, which an earlier demo had, do not; a stretched table was best there.) Options and "
-        "learning rates are those of the recipes mini_llama and mini_photos, with other texts and pictures; "
-        "all models of a task share learning rate and steps, which are as many as five minutes on two cores "
-        "allow.</p>",
+        "learning rates are those of the recipes mini_llama and mini_photos, which were chosen on validation "
+        "data of other texts and pictures. All models of a task have the same steps, as many as five minutes "
+        "on two cores allow.</p>",
         f"<pre>{html.escape(report.command)}</pre>",
     ]
     for task, metric, axis, trained_at, title in SECTIONS:
