@@ -181,6 +181,17 @@ def test_encodings_that_depend_on_the_size_of_an_image_are_refused(
         timm.create_model(NAME, pos_embed=name, pos_embed_args=options, **SMALL)
 
 
+def test_a_mixed_rotation_is_replaced_and_not_kept() -> None:
+    replaced = build("seqpe-mul", rope_type="mixed")
+    batch = collate([torch.randn(3, 32, 32), torch.randn(3, 48, 24)])
+    assert replaced(batch).shape == (2, 5)
+    plain = timm.create_model(NAME, rope_type="mixed", **SMALL).eval()
+    attributes, kind = set(vars(plain)), type(plain)
+    with pytest.raises(ValueError, match="cannot rotate images of different sizes with rope_type='mixed'"):
+        seqpe_zoo.set_position_encoding(plain, "seqpe", keep_native=True)
+    assert (set(vars(plain)), type(plain)) == (attributes, kind)
+
+
 @pytest.mark.parametrize(
     "stock", ["vit_tiny_patch16_224", "eva02_tiny_patch14_224", "vit_small_patch16_dinov3"]
 )

@@ -208,7 +208,7 @@ def test_features_only(family: str, encoding: str) -> None:
 @pytest.mark.parametrize("keep_native", [False, True])
 def test_traced_graph_equals_the_model(family: str, encoding: str, keep_native: bool) -> None:
     if "naflex" in family:
-        pytest.skip("timm cannot trace it either: its forward asks for the type of its input")
+        pytest.skip("the values of patch_coord are read, which torch.fx cannot trace")
     dynamic = {} if keep_native else DYNAMIC[family]  # timm's own tables and rotations are traced at one size
     model = build(family, encoding, keep_native=keep_native, **dynamic)
     graph = create_feature_extractor(model, ["head"])
