@@ -43,8 +43,15 @@ class LayerWeights(NamedTuple):
     """Mean deviation of the residual stream there."""
 
 
-def fit_to_table(encoder: Any, positions: Tensor, table: Tensor, steps: int = 500, seed: int = 0) -> float:
-    """Fits a position encoder to a table, from small random weights, which come closer than larger ones.
+def fit_to_table(
+    encoder: Any,
+    positions: Tensor,
+    table: Tensor,
+    steps: int = 500,
+    seed: int = 0,
+    std: float | None = 0.02,
+) -> float:
+    """Fits a position encoder to a table.
 
     Args:
         encoder: a `PositionEncoder`; its weights are replaced.
@@ -52,6 +59,8 @@ def fit_to_table(encoder: Any, positions: Tensor, table: Tensor, steps: int = 50
         table: (N, W), the vectors wanted.
         steps: of the optimisation; 0 corrects the last layer alone.
         seed: of everything random; dropout is off.
+        std: of the weights at the start, None for 1 / sqrt(fan in). Small ones come closer to a learned
+            table, larger ones to sines and cosines (relative error 0.04 instead of 0.09).
 
     Returns:
         The relative error left: root mean square of the difference, divided by the deviation of the table.
@@ -68,7 +77,7 @@ def fit_to_table(encoder: Any, positions: Tensor, table: Tensor, steps: int = 50
 
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
-        encoder.reset_parameters(0.02)
+        encoder.reset_parameters(std)
         fit_encoder(encoder, draw, steps)
         encoder.out.weight.mul_(spread)
         encoder.out.bias.mul_(spread).add_(center * encoder.temperature)
@@ -206,7 +215,7 @@ def start_from_rotation(
     angles = positions.double() * frequencies.flip(0)  # the fastest first: they are kept where width is short
     waves = torch.stack([angles.cos(), angles.sin()], dim=-1).flatten(1).float()
     table = nn.functional.pad(waves, (0, max(0, width - waves.shape[1])))[:, :width]
-    error = fit_to_table(encoding.encoder, positions, table, steps, seed)
+    error = fit_to_table(encoding.encoder, positions, table, steps, seed, std=None)
     encoded, starts = _encode(encoding.encoder, positions), []
     for means in layers:
         # One vector serves all queries of a key head, (L, W) for queries and for keys.

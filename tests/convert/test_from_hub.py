@@ -1,5 +1,6 @@
 """The release is read from a Hub repository, with the real client, from a loopback hub."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +24,12 @@ api.create_repo(repo_id)
 files = [path for path in root.rglob("*") if path.is_file()]
 added = [CommitOperationAdd(path.relative_to(root).as_posix(), str(path)) for path in files]
 api.create_commit(repo_id, added, commit_message="as it was")
+"""
+CONVERT_ALL = """
+import json, os, sys
+from seqpe_zoo.cli import main
+os.chdir(sys.argv[1])
+print([main(words) for words in json.loads(sys.argv[2])])
 """
 CONVERT = "import sys; from seqpe_zoo.cli import main; sys.exit(main(sys.argv[1:]))"
 
@@ -66,12 +73,16 @@ def test_models_of_the_hub_are_grafted(tmp_path: Path) -> None:
         for name in ("llama", "vit"):
             uploaded = python(UPLOAD, env, tmp_path / name, f"org/{name}")
             assert uploaded.returncode == 0, uploaded.stderr
-        for source, words in (("org/llama", ["--keep-native"]), ("hf-hub:org/vit", []), ("org/vit@main", [])):
-            target = tmp_path / source.replace("/", "-")
-            done = python(CONVERT, env, "graft", source, target, "--fit-steps", 5, *words)
-            assert done.returncode == 0, done.stderr
-            assert (target / "model.safetensors").is_file()
-        wrong = python(CONVERT, env, "graft", "org/llama", tmp_path / "x", "--revision", "v9")
-        assert wrong.returncode == 2, wrong.stderr
+        commands = [
+            ["graft", "org/llama", "from_llama", "--keep-native"],
+            ["graft", "hf-hub:org/vit", "from_vit", "--fit-steps", "5"],
+            ["graft", "org/vit@main", "pinned", "--fit-steps", "5"],
+            ["graft", "org/llama", "absent", "--revision", "v9"],
+        ]
+        done = python(CONVERT_ALL, env, tmp_path, json.dumps(commands))
+        assert done.stdout.splitlines()[-1] == "[0, 0, 0, 2]", done.stderr
+        for name in ("from_llama", "from_vit", "pinned"):
+            assert (tmp_path / name / "model.safetensors").is_file()
+        assert not (tmp_path / "absent").exists()
     finally:
         hub.stop()
