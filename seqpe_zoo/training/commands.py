@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..data.recipes import find_recipe
-from .launch import EXIT_WRONG_INPUT, add_run_arguments, check_names
+from .launch import EXIT_WRONG_INPUT, add_run_arguments
 
 
 def add_subcommands(subparsers: Any) -> None:
@@ -81,9 +81,6 @@ def add_subcommands(subparsers: Any) -> None:
 
 
 def _train(options: argparse.Namespace) -> int:
-    from .run_config import load_run
-
-    check_names(load_run(options.recipe, options.changes))  # before torch is imported
     from .launch import start
 
     return start(options)

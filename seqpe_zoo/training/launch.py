@@ -71,11 +71,14 @@ def start(options: argparse.Namespace, task: str | None = None) -> int:
     """Reads the recipe, builds the job and carries it out; errors about the input end as one sentence."""
     from ..data.errors import DataError
     from .checkpoints import DiskFullError
+    from .run_config import load_run
     from .strict_config import ConfigError
 
-    quiet_libraries()
     try:
-        return _start(options, task)
+        run = load_run(options.recipe, options.changes, task)
+        check_names(run)  # before torch is imported
+        quiet_libraries()
+        return _start(options, run)
     except (ConfigError, DataError) as error:
         say(f"error: {error}")
         return EXIT_WRONG_INPUT
@@ -84,14 +87,12 @@ def start(options: argparse.Namespace, task: str | None = None) -> int:
         return EXIT_DISK_FULL
 
 
-def _start(options: argparse.Namespace, task: str | None) -> int:
+def _start(options: argparse.Namespace, run: Any) -> int:
     from ..evaluation.report import typed_command
     from .job import dry_run, run_job
     from .machine_checks import check_machine
     from .publishing import check_target, publish
-    from .run_config import load_run
 
-    run = load_run(options.recipe, options.changes, task)
     check_machine(run.training)
     if options.push_to_hub:
         check_target(options.push_to_hub, options.license)
