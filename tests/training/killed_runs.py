@@ -37,12 +37,15 @@ def kill_and_continue(kills: int, folder: Path, seed: int = 0) -> Counter[str]:
     """Kills text and image runs, each at a random moment; says where kills met them and how they ended."""
     draw, outcomes, whole = random.Random(seed), Counter[str](), {}
     for number in range(-2, kills):  # the first two are not killed
-        make, begun = (text_recipe, image_recipe)[number % 2], time.monotonic()
+        make, step = (text_recipe, image_recipe)[number % 2], draw.randrange(0, 24, 2)
         run, process = folder / str(number) / "run", start(folder / str(number), make)
-        process.join(None if number < 0 else draw.uniform(0.0, 1.1 * whole[make][0]))
         if number < 0:
-            whole[make] = (time.monotonic() - begun, left_behind(run))
+            process.join()
+            whole[make] = left_behind(run)
             continue
+        while process.is_alive() and not (run / (f"checkpoint-{step}" if step else "run.yaml")).exists():
+            time.sleep(0.001)  # the folder appears before its files
+        process.join(draw.expovariate(10))
         process.kill()
         process.join()
         found = {path.name: is_complete(path) for path in list_checkpoints(run)}
@@ -50,7 +53,7 @@ def kill_and_continue(kills: int, folder: Path, seed: int = 0) -> Counter[str]:
         where = "after the last step" if found.get("checkpoint-22") else where if found else "early"
         again = start(folder / str(number), make)
         again.join()
-        ended = "equal" if again.exitcode == 0 and left_behind(run) == whole[make][1] else "DIFFERENT"
+        ended = "equal" if again.exitcode == 0 and left_behind(run) == whole[make] else "DIFFERENT"
         outcomes[f"{make.__name__}, killed {where}: {ended}"] += 1
     return outcomes
 
