@@ -43,13 +43,13 @@ class Within:
         Raises:
             ConfigError: as said.
         """
-        inside = self.least < value < self.most if self.open_ends else self.least <= value <= self.most
-        if inside:
+        if value < self.least or (self.open_ends and value == self.least):
+            side, bound = "above" if self.open_ends else "at least", self.least
+        elif value > self.most or (self.open_ends and value == self.most):
+            side, bound = "below" if self.open_ends else "at most", self.most
+        else:
             return
-        low, high = ("above", "below") if self.open_ends else ("at least", "at most")
-        bounds = [f"{low} {self.least:g}"] if self.least > -math.inf else []
-        bounds += [f"{high} {self.most:g}"] if self.most < math.inf else []
-        raise ConfigError(f"{path}={value} must be {' and '.join(bounds)}")
+        raise ConfigError(f"{path}={value} must be {side} {int(bound) if bound % 1 == 0 else bound}")
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

@@ -61,7 +61,7 @@ def test_what_makes_no_sense_is_refused_by_its_name(tmp_path: Path, change: str)
 
 def test_random_options_are_a_run_or_one_sentence() -> None:
     draw, accepted = random.Random(0), 0
-    for _ in range(20_000):
+    for _ in range(5_000):
         task = draw.choice(list(TASKS))
         recipe: dict[str, Any] = {"task": task, "training": {"output": "run", "steps": 5}}
         kinds = {"training": TrainingConfig, **TASKS[task]}
@@ -81,7 +81,7 @@ def test_random_options_are_a_run_or_one_sentence() -> None:
         numbers = [value for part in parts for value in vars(part).values() if isinstance(value, float)]
         assert all(math.isfinite(number) and number >= 0 for number in numbers)
         assert 0 <= run.training.seed < 2**32
-    assert 2_000 < accepted < 18_000
+    assert 500 < accepted < 4_500
 
 
 @pytest.mark.parametrize("text", ["&a {task: *a}", "[" * 5000, "task: 2020-13-45"])

@@ -156,6 +156,7 @@ def test_ctrl_c_saves_and_stops_with_a_sentence(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_killed_runs_end_in_the_same_bits(tmp_path: Path) -> None:
     from .killed_runs import kill_and_continue
 
