@@ -81,16 +81,16 @@ def verdict(report: Report, task: str, metric: str) -> str:
 
     def best(names: list[str], setting: str) -> str:
         name = better(names, key=lambda name: table[name][setting] or 0.0)
-        return f"{name} with {table[name][setting]:.{digits}f}"
+        return f"{name} ({table[name][setting]:.{digits}f})"
 
     ours = [name for name in table if "SeqPE" in name]
     others = [name for name in table if name not in ours]
     if not (ours and others):
         return f"At {last}, best is {best(list(table), last)}."
     return (
-        f"As trained ({first}) the best row with SeqPE is {best(ours, first)}, the best without "
-        f"{best(others, first)}; at {settings[-1] / settings[0]:g} times that ({last}) {best(ours, last)}, "
-        f"and {best(others, last)}."
+        f"As trained ({first}) the best row with SeqPE is {best(ours, first)} and the best of the others "
+        f"{best(others, first)}; at {settings[-1] / settings[0]:g} times that ({last}) they are "
+        f"{best(ours, last)} and {best(others, last)}."
     )
 
 

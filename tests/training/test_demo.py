@@ -51,8 +51,8 @@ def test_one_sentence_names_the_best_with_and_without_seqpe() -> None:
     report = small_report({"RoPE": (5.0, 50.0), "ALiBi": (5.5, 6.0), "SeqPE": (5.2, 6.5)})
     words = verdict(report, "text-generation", "perplexity")
     assert words == (
-        "As trained (64) the best row with SeqPE is SeqPE with 5.20, the best without RoPE with 5.00; at 16 "
-        "times that (1024) SeqPE with 6.50, and ALiBi with 6.00."
+        "As trained (64) the best row with SeqPE is SeqPE (5.20) and the best of the others RoPE (5.00); at "
+        "16 times that (1024) they are SeqPE (6.50) and ALiBi (6.00)."
     )
 
 
