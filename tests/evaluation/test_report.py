@@ -14,7 +14,7 @@ from seqpe_zoo.evaluation.report import (
     markdown_table,
     typed_command,
 )
-from seqpe_zoo.hub.card import load_results
+from seqpe_zoo.hub.card_facts import load_results
 
 TEXT = {"name": "some text", "id": "some-text", "split": "test"}
 
