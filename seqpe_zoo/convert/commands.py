@@ -112,10 +112,10 @@ def _convert(arguments: argparse.Namespace) -> int:
 
 def _graft(arguments: argparse.Namespace) -> int:
     _check_target(arguments.target)
-    options = parse_options(arguments.option)
     if arguments.fit_steps < 0:
         raise DataError(f"--fit-steps {arguments.fit_steps} must not be negative")
     parse_model_name(arguments.source)
+    options = parse_options(arguments.option)
 
     from .graft import check_options, graft, graft_vit
     from .sources import load_source, public_name, text_probe

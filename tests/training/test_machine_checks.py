@@ -50,8 +50,9 @@ def test_logger_that_is_not_installed_is_named(name: str) -> None:
 def test_deepspeed_is_asked_for_before_data_is_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings = deepspeed_settings(tmp_path)
-    words = [str(text_recipe(tmp_path)), f"training.deepspeed={settings}", "data.source=absent"]
+    settings, empty = deepspeed_settings(tmp_path), tmp_path / "empty.txt"
+    empty.touch()  # reading it would be the error
+    words = [str(text_recipe(tmp_path)), f"training.deepspeed={settings}", f"data.source={empty}"]
     assert run_script("train_gpt2", "", words) == 2
     assert "pip install deepspeed" in capsys.readouterr().err
 
