@@ -37,7 +37,7 @@ SIZES: dict[str, Any] = {
     "pos_embed_grid_size": (6, 6),
 }
 SEQPE = {
-    "integration": "mul",
+    "integration": "sum",
     "num_digits": 2,
     "max_position": 60,
     "num_pivots": 24,
@@ -132,7 +132,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--data-dir", type=Path, required=True)
     parser.add_argument("--output", type=Path, default=Path("runs/mini_naflex"))
-    parser.add_argument("--steps", type=int, default=320)
+    parser.add_argument("--steps", type=int, default=800)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     given = parser.parse_args()
