@@ -353,7 +353,8 @@ class PositionModel:
         super().__init_subclass__(**kwargs)
         if not issubclass(cls, nn.Module) or "forward" in vars(cls):
             return
-        native = next(base.forward for base in cls.__mro__ if not issubclass(base, PositionModel))
+        others = (base for base in cls.__mro__ if not issubclass(base, PositionModel))
+        native = next(base.forward for base in others if hasattr(base, "forward"))  # FSDPModule has none
         cls.argument_names = tuple(inspect.signature(native).parameters)[1:]
         forward = cls.forward
 
