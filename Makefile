@@ -18,12 +18,12 @@ NEWEST_INSTALLED := .venv-newest/.installed
 .DELETE_ON_ERROR:
 # Two pips must not write to one environment under `make -j`.
 .NOTPARALLEL:
-.PHONY: help demo test test-fast test-oldest test-newest lint bench bench-full docs clean distclean
+.PHONY: help demo test test-slow test-oldest test-newest lint bench bench-full docs clean distclean
 
 help:
 	@echo "make demo       train, extrapolate and plot for real on embedded data"
-	@echo "make test       run all tests"
-	@echo "make test-fast  run the tests that are not marked slow"
+	@echo "make test       run the tests that are not marked slow, in some five minutes"
+	@echo "make test-slow  run the slow tests: every host, exports, compilers, whole commands"
 	@echo "make test-oldest  test models with the oldest supported torch, timm and transformers"
 	@echo "make test-newest  the same with the newest that are released"
 	@echo "make lint       ruff, ruff format, mypy"
@@ -38,10 +38,10 @@ demo: $(RUNTIME_INSTALLED)
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 test: $(DEV_INSTALLED)
-	$(PYTEST)
-
-test-fast: $(DEV_INSTALLED)
 	$(PYTEST) -m "not slow"
+
+test-slow: $(DEV_INSTALLED)
+	$(PYTEST) -m slow
 
 # What depends on the versions of these libraries: encodings and models.
 MODEL_TESTS := tests/portable tests/hosts tests/gpt2 tests/vit
