@@ -1,6 +1,6 @@
 """A tiny NaFlexViT on photographs of mixed sizes and shapes: SeqPE beside the positions that timm offers.
 
-python examples/naflex_photos.py --data-dir FOLDER --output runs/mini_naflex
+python docs/reproduction/mini_naflex/train.py --data-dir FOLDER --output runs/mini_naflex
 
 FOLDER has train/CLASS/*.jpg and test/CLASS/*.jpg. Photographs keep their aspect ratio and are resized so that
 they have at most as many patches of 8 x 8 pixels as a sequence may be long; photographs of all shapes share a
@@ -17,7 +17,7 @@ import timm
 import torch
 import torch.nn.functional as F
 from timm.data import ImageDataset, create_naflex_loader
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import Dataset
 
 import seqpe_zoo  # noqa: F401 (tells timm of the encodings)
@@ -92,11 +92,15 @@ def train(model: nn.Module, photographs: Photographs, steps: int, seed: int) -> 
     kept = model.no_weight_decay()
     positions = [p for name, p in model.named_parameters() if name.startswith("position_encoding.")]
     transformer = [p for name, p in model.named_parameters() if not name.startswith("position_encoding.")]
-    groups: list[list[Tensor]] = [[], []]
-    for name, parameter in model.named_parameters():
-        groups[name in kept or parameter.ndim < 2].append(parameter)
+    plain = [p for name, p in model.named_parameters() if name in kept or p.ndim < 2]
+    decayed = [p for p in transformer if all(p is not other for other in plain)]
+    plain = [p for p in plain if all(p is not other for other in positions)]
     optimizer = torch.optim.AdamW(
-        [{"params": groups[0], "weight_decay": 0.05}, {"params": groups[1], "weight_decay": 0.0}], lr=2e-3
+        [
+            {"params": decayed, "weight_decay": 0.05, "lr": 2e-3},
+            {"params": plain, "weight_decay": 0.0, "lr": 2e-3},
+            {"params": positions, "weight_decay": 0.0, "lr": 6e-4},  # as in mini_photos
+        ]
     )
     warm = torch.optim.lr_scheduler.LinearLR(optimizer, 0.01, total_iters=60)
     cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps - 60)
