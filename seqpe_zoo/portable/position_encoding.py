@@ -705,13 +705,6 @@ def sample_values(encoding: PositionEncoding, count: int = 4096) -> Tensor:
     return torch.cat(sampled)
 
 
-def has_hooks(module: nn.Module) -> bool:
-    """Whether something else may read what a module returns: hooks on it, on its parts, or on all modules."""
-    return bool(nn.modules.module._global_forward_hooks) or any(
-        part._forward_hooks for part in module.modules()
-    )
-
-
 def is_traced() -> bool:
     """Whether torch.compile, torch.export, torch.fx or torch.jit.trace records what runs.
 
