@@ -216,9 +216,9 @@ def _seqpe_options(config: Mapping[str, Any], method: str) -> dict[str, Any]:
         options["projection"] = _choose(config, "USE_PE_QK_PER_LAYER", PROJECTIONS)
     shifts = config.get("PE_USE_RANDOM_SHIFT", False)
     options["shift_probability"] = float(config.get("PE_RANDOM_SHIFT_RATE", 0.0)) if shifts else 0.0
-    # Images count their universe over the flattened grid: 10000 is 100 x 100.
-    universe, dims = int(_need(config, "PE_MAX_POSITION")), int(_need(config, "PE_DATA_DIM"))
-    options["max_position"] = universe if dims == 1 else math.isqrt(universe)
+    # Images count their largest position over the flattened grid: 10000 is 100 x 100.
+    largest, dims = int(_need(config, "PE_MAX_POSITION")), int(_need(config, "PE_DATA_DIM"))
+    options["max_position"] = largest if dims == 1 else math.isqrt(largest)
     if int(config.get("PE_OUT_PROJ_DIM", 0)) % int(options["encoder_heads"]):
         options["ood_heads"] = 1  # vectors of one shared head may not split into those of the encoder
     if "SEQPE_DIST_SAMPLE_RANGE" in config:

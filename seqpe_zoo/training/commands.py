@@ -40,10 +40,10 @@ def add_subcommands(subparsers: Any) -> None:
     compare = subparsers.add_parser(
         "compare",
         help="train several encodings under one recipe and report them together",
-        description="Each contestant is an encoding, with options as rope:base=1e6, or a trained checkpoint. "
+        description="Each run is an encoding, with options as rope:base=1e6, or a trained checkpoint. "
         "A comparison brings its own; naming some of their labels leaves the others out.",
     )
-    compare.add_argument("contestants", nargs="*", metavar="[LABEL=]ENCODING[:option=value,...] or MODEL")
+    compare.add_argument("runs", nargs="*", metavar="[LABEL=]ENCODING[:option=value,...] or MODEL")
     compare.add_argument(
         "--recipe",
         required=True,
@@ -59,9 +59,9 @@ def add_subcommands(subparsers: Any) -> None:
     compare.add_argument("--set", nargs="*", default=[], metavar="section.key=value", dest="changes")
     compare.add_argument("--output", type=Path, default=Path("comparison"), help="folder of runs and report")
     compare.add_argument(
-        "--resume", action="store_true", help="continue; finished contestants are not trained again"
+        "--resume", action="store_true", help="continue; finished runs are not trained again"
     )
-    compare.add_argument("--overwrite", action="store_true", help="train all contestants again")
+    compare.add_argument("--overwrite", action="store_true", help="train all runs again")
     compare.add_argument("--no-plot", action="store_true")
     compare.set_defaults(handler=lambda options: report_errors(lambda: _compare(options)))
 
@@ -117,7 +117,7 @@ def _compare(options: argparse.Namespace) -> int:
     from .strict_config import ConfigError
 
     output, console = options.output, Console(highlight=False)
-    comparison = load_comparison(options.recipe, options.changes, options.contestants, options.seeds)
+    comparison = load_comparison(options.recipe, options.changes, options.runs, options.seeds)
     if output.exists() and not (options.resume or options.overwrite) and any(output.iterdir()):
         raise ConfigError(
             f"{output} is not empty: continue with --resume, start again with --overwrite, or give another "

@@ -1,8 +1,8 @@
 """Several encodings under one recipe and budget, as `seqpe-zoo compare --recipe mini_lm`.
 
-A comparison is a YAML file: a recipe that all contestants share, what each changes, and how the user's data
+A comparison is a YAML file: a recipe that all runs share, what each changes, and how the user's data
 folder is prepared for it. Words in braces in the recipe stand for places that are known only then.
-Contestants that are typed, as `seqpe rope:base=1e6 org/model`, make a comparison of a recipe of train_gpt2 or
+Runs that are typed, as `seqpe rope:base=1e6 org/model`, make a comparison of a recipe of train_gpt2 or
 train_vit.
 """
 
@@ -33,15 +33,15 @@ Seed = Annotated[int, Within(0, 2**32 - 1)]
 
 
 @dataclass(frozen=True)
-class Contestant:
-    """What one contestant changes."""
+class Entry:
+    """What one run changes."""
 
-    encoding: str | None = None  # of the registry; fine-tuned contestants have that of their checkpoint
+    encoding: str | None = None  # of the registry; fine-tuned runs have that of their checkpoint
     options: dict[str, Any] = field(default_factory=dict)  # of the encoding
-    weights_of: str | None = None  # another contestant whose models are measured again, nothing is trained
+    weights_of: str | None = None  # another run whose models are measured again, nothing is trained
     scaling: str | None = None  # how those read longer contexts, as of `evaluation.context_scaling`
     checkpoint: str | None = None  # folder or Hub id of a model that is measured, nothing is trained
-    start: str | None = None  # contestant of an earlier comparison whose model is fine-tuned
+    start: str | None = None  # run of an earlier comparison whose model is fine-tuned
     training: dict[str, Any] = field(default_factory=dict)  # fields in which its training section differs
     model: dict[str, Any] = field(default_factory=dict)  # the same of its model section
     data: dict[str, Any] = field(default_factory=dict)  # the same of its data section
@@ -59,11 +59,11 @@ class Contestant:
 class Comparison:
     """A comparison, as its file or what was typed says."""
 
-    contestants: dict[str, Any]  # a Contestant for each label
+    runs: dict[str, Any]  # an Entry for each label
     recipe: dict[str, Any]  # what they share, in the form of a recipe of `seqpe-zoo train`
-    title: str | None = None  # of the report; None for contestants that were typed
+    title: str | None = None  # of the report; None for runs that were typed
     data: Literal["texts", "fashion-mnist", "images"] | None = None  # how the data folder is prepared
-    seeds: tuple[Seed, ...] = ()  # each contestant is trained once with each; empty takes the recipe's
+    seeds: tuple[Seed, ...] = ()  # each run is trained once with each; empty takes the recipe's
     vocabulary: Count = 1024  # tokens of the tokenizer that is trained on the texts
     paper_table: str | None = None  # which table of the paper it redoes
 
@@ -71,12 +71,12 @@ class Comparison:
 def load_comparison(
     recipe: str | Path, changes: Sequence[str] = (), words: Sequence[str] = (), seeds: Sequence[int] = ()
 ) -> Comparison:
-    """Reads a comparison, or makes one of a recipe and of contestants as typed.
+    """Reads a comparison, or makes one of a recipe and of runs as typed.
 
     Args:
         recipe: name or path.
         changes: words `section.key=value` of the shared recipe.
-        words: contestants as `read_contestant` takes them, or those of the comparison that take part.
+        words: runs as `read_entry` takes them, or those of the comparison that take part.
         seeds: instead of those of the comparison.
 
     Raises:
@@ -84,27 +84,27 @@ def load_comparison(
     """
     path = find_recipe(recipe)
     content = read_yaml(path)
-    if "contestants" not in content:
+    if "runs" not in content:
         return _typed_comparison(recipe, apply_overrides(content, changes), words, seeds)
     content["recipe"] = apply_overrides(content.get("recipe") or {}, changes)
     made = build_config(Comparison, {"title": path.stem, "seeds": [0, 1, 2], **content})
     chosen = {}
-    for label in words or made.contestants:
-        if label not in made.contestants:
-            raise ConfigError(f"no contestant {label!r}; there are {', '.join(made.contestants)}")
-        chosen[label] = build_config(Contestant, made.contestants[label], label)
-    for label, contestant in chosen.items():
-        if contestant.weights_of is not None and contestant.weights_of not in chosen:
-            source = contestant.weights_of
-            raise ConfigError(f"{label!r} measures the models of {source!r}: name that contestant too")
-    return replace(made, contestants=chosen, seeds=tuple(seeds) or made.seeds)
+    for label in words or made.runs:
+        if label not in made.runs:
+            raise ConfigError(f"no run {label!r}; there are {', '.join(made.runs)}")
+        chosen[label] = build_config(Entry, made.runs[label], label)
+    for label, entry in chosen.items():
+        if entry.weights_of is not None and entry.weights_of not in chosen:
+            source = entry.weights_of
+            raise ConfigError(f"{label!r} measures the models of {source!r}: name that run too")
+    return replace(made, runs=chosen, seeds=tuple(seeds) or made.seeds)
 
 
 def _typed_comparison(
     recipe: Path, shared: dict[str, Any], words: Sequence[str], seeds: Sequence[int]
 ) -> Comparison:
     if not words:
-        raise ConfigError(f"name the contestants: {recipe} is a recipe of one run")
+        raise ConfigError(f"name the runs: {recipe} is a recipe of one run")
     if shared.get("task") not in ("train_gpt2", "train_vit"):
         raise ConfigError(
             f"{recipe} is a recipe of {shared.get('task')}; compare needs train_gpt2 or train_vit"
@@ -112,11 +112,11 @@ def _typed_comparison(
     evaluation = build_run(shared).evaluation
     if not (getattr(evaluation, "lengths", ()) or getattr(evaluation, "resolutions", ())):
         raise ConfigError("the recipe measures nothing: set evaluation.lengths or evaluation.resolutions")
-    return Comparison(dict(map(read_contestant, words)), shared, seeds=tuple(seeds))
+    return Comparison(dict(map(read_entry, words)), shared, seeds=tuple(seeds))
 
 
-def read_contestant(word: str) -> tuple[str, Contestant]:
-    """Reads a contestant as typed; returns its label, and what it changes.
+def read_entry(word: str) -> tuple[str, Entry]:
+    """Reads a run as typed; returns its label, and what it changes.
 
     A trained one is `[LABEL=]FOLDER` or `[LABEL=]ORG/NAME`; one to be trained is
     `[LABEL=]ENCODING[:option=value,...]`.
@@ -126,11 +126,11 @@ def read_contestant(word: str) -> tuple[str, Contestant]:
     """
     label, name = split_label(word)
     if Path(name).is_dir() or "/" in name.partition(":")[0]:
-        return label or word, Contestant(checkpoint=name)
+        return label or word, Entry(checkpoint=name)
     head, _, tail = word.partition(":")
     label, separator, encoding = head.partition("=")
     options = read_options(tail.split(","), word)
-    return (label, Contestant(encoding, options)) if separator else (word, Contestant(head, options))
+    return (label, Entry(encoding, options)) if separator else (word, Entry(head, options))
 
 
 def read_options(parts: Sequence[str], word: str) -> dict[str, Any]:
@@ -175,34 +175,34 @@ def prepare_places(
 
 
 def plan_runs(comparison: Comparison, places: Mapping[str, str], output: Path) -> list[PlannedRun]:
-    """Returns the runs of all contestants, the first seed of each before the second of any.
+    """Returns what is trained, the first seed of each before the second of any.
 
     Raises:
         ConfigError: a word in braces stands for nothing.
     """
-    runs = []
+    planned = []
     for seed in comparison.seeds or [None]:
-        for label, contestant in comparison.contestants.items():
-            if contestant.weights_of is not None or contestant.checkpoint is not None:
+        for label, entry in comparison.runs.items():
+            if entry.weights_of is not None or entry.checkpoint is not None:
                 continue
             known = dict(places)
-            if contestant.start is not None and "start" in known:
-                known["start"] = str(Path(known["start"]) / run_name(contestant.start, seed))
+            if entry.start is not None and "start" in known:
+                known["start"] = str(Path(known["start"]) / run_name(entry.start, seed))
             recipe = {"model": {}, "data": {}, **_fill(comparison.recipe, known)}
             model = recipe["model"]
-            if contestant.encoding is not None:
-                is_same = model.get("position_encoding", "seqpe") == contestant.encoding
+            if entry.encoding is not None:
+                is_same = model.get("position_encoding", "seqpe") == entry.encoding
                 own = model.get("position_encoding_args", {}) if is_same else {}
-                model["position_encoding"] = contestant.encoding
-                model["position_encoding_args"] = {**own, **contestant.options}
+                model["position_encoding"] = entry.encoding
+                model["position_encoding_args"] = {**own, **entry.options}
             name = run_name(label, seed)
-            recipe["model"] |= contestant.model
-            recipe["data"] |= contestant.data
-            recipe["training"] |= {**contestant.training, "output": str(output / name)}
+            recipe["model"] |= entry.model
+            recipe["data"] |= entry.data
+            recipe["training"] |= {**entry.training, "output": str(output / name)}
             if seed is not None:
                 recipe["training"]["seed"] = seed
-            runs.append(PlannedRun(name, label if seed is None else f"{label}, seed {seed}", recipe))
-    return runs
+            planned.append(PlannedRun(name, label if seed is None else f"{label}, seed {seed}", recipe))
+    return planned
 
 
 def run_comparison(
@@ -214,32 +214,32 @@ def run_comparison(
     console: Any,
     resume: bool = False,
 ) -> tuple[dict[str, list[dict[str, Any]]], list[Measurement]]:
-    """Trains and measures all contestants; see `train_side_by_side` for the arguments.
+    """Trains and measures all runs; see `train_side_by_side` for the arguments.
 
     Returns:
         What the results.json of every seed hold, by label of those that were trained; and all numbers, in the
         order of the labels.
     """
-    runs, seeds = plan_runs(comparison, places, output), comparison.seeds or [None]
-    for run in runs[: len(runs) // len(seeds)]:  # a mistake in the last contestant must not cost hours
+    planned, seeds = plan_runs(comparison, places, output), comparison.seeds or [None]
+    for run in planned[: len(planned) // len(seeds)]:  # a mistake in the last run must not cost hours
         build_job(build_run(run.recipe))
     is_typed = comparison.title is None
-    results = train_side_by_side(runs, processes, command, console, resume, keep_checkpoints=is_typed)
-    recipes = {run.name: run.recipe for run in runs}
+    results = train_side_by_side(planned, processes, command, console, resume, keep_checkpoints=is_typed)
+    recipes = {run.name: run.recipe for run in planned}
     by_label: dict[str, list[dict[str, Any]]] = {}
     measurements = []
-    for label, contestant in comparison.contestants.items():
-        if contestant.checkpoint is not None:
-            name = None if contestant.checkpoint == label else label
-            measurements += measure_finished(contestant.checkpoint, comparison.recipe, name)
+    for label, entry in comparison.runs.items():
+        if entry.checkpoint is not None:
+            name = None if entry.checkpoint == label else label
+            measurements += measure_finished(entry.checkpoint, comparison.recipe, name)
             continue
-        for name in (run_name(contestant.weights_of or label, seed) for seed in seeds):
-            if contestant.weights_of is None:
+        for name in (run_name(entry.weights_of or label, seed) for seed in seeds):
+            if entry.weights_of is None:
                 by_label.setdefault(label, []).append(results[name])
                 measurements += read_measurements(results[name], label)
             else:
                 folder = str(output / name)
-                measurements += measure_finished(folder, recipes[name], label, contestant.scaling)
+                measurements += measure_finished(folder, recipes[name], label, entry.scaling)
     return by_label, measurements
 
 

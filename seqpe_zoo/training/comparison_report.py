@@ -40,16 +40,16 @@ def rows_with_spread(cells: Cells, metric: str) -> tuple[list[str], list[list[st
 
 
 def paper_table(comparison: Comparison) -> str:
-    """Returns the paper's rows of the same contestants; settings as multiples of its training setting."""
+    """Returns the paper's rows of the same runs; settings as multiples of its training setting."""
     paper = load_paper_tables().get(comparison.paper_table or "")
     if paper is None:
         return ""
     header = ["reported in the paper"]
     header += [f"{setting / paper.trained_at:.3g}x ({format_setting(setting)})" for setting in paper.settings]
     rows = [
-        [label, *(format_value(paper.metric, value) for value in paper.rows[contestant.paper])]
-        for label, contestant in comparison.contestants.items()
-        if contestant.paper in paper.rows
+        [label, *(format_value(paper.metric, value) for value in paper.rows[entry.paper])]
+        for label, entry in comparison.runs.items()
+        if entry.paper in paper.rows
     ]
     return f"## {paper.table}, {paper.data}\n\n{markdown_table(header, rows)}"
 

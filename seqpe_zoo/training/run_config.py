@@ -296,7 +296,7 @@ def load_run(path: str | Path, changes: Sequence[str] = (), task: str | None = N
         DataError: there is none.
     """
     content = apply_overrides(read_yaml(find_recipe(path)), changes)
-    if "contestants" in content:
+    if "runs" in content:
         raise ConfigError(f"{path} is a comparison of several runs: seqpe-zoo compare --recipe {path}")
     run = build_run(content)
     if task is not None and run.task != task:

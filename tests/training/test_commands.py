@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from seqpe_zoo.training.commands import add_subcommands
-from seqpe_zoo.training.comparison import Contestant, read_contestant
+from seqpe_zoo.training.comparison import Entry, read_entry
 from seqpe_zoo.training.strict_config import ConfigError
 
 from .helpers import REPOSITORY, image_recipe, text_recipe
@@ -55,7 +55,7 @@ def test_names_are_shown_as_they_are(tmp_path: Path) -> None:
         (["alibi:scaled"], "name=value"),
     ],
 )
-def test_wrong_contestant_is_refused_before_any_training(
+def test_wrong_run_is_refused_before_any_training(
     tmp_path: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("compare", *words, "--recipe", text_recipe(tmp_path), "--output", tmp_path / "out") == 2
@@ -89,16 +89,16 @@ def test_wrong_words_are_refused(
     assert message in capsys.readouterr().err
 
 
-def test_contestants_are_read(tmp_path: Path) -> None:
-    assert read_contestant("rope") == ("rope", Contestant("rope"))
-    assert read_contestant("a=rope:base=1e6") == ("a", Contestant("rope", {"base": 1e6}))
+def test_runs_are_read(tmp_path: Path) -> None:
+    assert read_entry("rope") == ("rope", Entry("rope"))
+    assert read_entry("a=rope:base=1e6") == ("a", Entry("rope", {"base": 1e6}))
     word = "seqpe:integration=mul,ood_weight=0.0"
     options = {"integration": "mul", "ood_weight": 0.0}
-    assert read_contestant(word) == (word, Contestant("seqpe", options))
-    assert read_contestant(f"x={tmp_path}") == ("x", Contestant(checkpoint=str(tmp_path)))
-    assert read_contestant("org/name") == ("org/name", Contestant(checkpoint="org/name"))
+    assert read_entry(word) == (word, Entry("seqpe", options))
+    assert read_entry(f"x={tmp_path}") == ("x", Entry(checkpoint=str(tmp_path)))
+    assert read_entry("org/name") == ("org/name", Entry(checkpoint="org/name"))
     with pytest.raises(ConfigError):
-        read_contestant("rope:base")
+        read_entry("rope:base")
 
 
 def test_definitions_import_nothing_heavy() -> None:

@@ -25,7 +25,7 @@ recipe:
   data: {source: "{data}", length: 16, max_validation_tokens: 64}
   training: {steps: 3, batch_size: 2, learning_rate: 0.001, threads: 1}
   evaluation: {lengths: [16, 32], max_tokens: 128}
-contestants:
+runs:
   ALiBi: {encoding: alibi, paper: alibi}
   No encoding: {encoding: nope, paper: nope}
 """
@@ -93,12 +93,12 @@ def test_used_folder_is_not_overwritten_unasked(
     assert [path.name for path in output.iterdir()] == ["thesis.tex"]
 
 
-def test_unknown_contestant_is_refused_with_the_known_ones(recipe: Path) -> None:
-    with pytest.raises(ConfigError, match="no contestant 'RoPE'; there are ALiBi, No encoding"):
+def test_unknown_run_is_refused_with_the_known_ones(recipe: Path) -> None:
+    with pytest.raises(ConfigError, match="no run 'RoPE'; there are ALiBi, No encoding"):
         load_comparison(recipe, words=["RoPE"])
 
 
-def test_contestant_may_train_otherwise(recipe: Path, tmp_path: Path) -> None:
+def test_run_may_train_otherwise(recipe: Path, tmp_path: Path) -> None:
     line = "  Slower: {encoding: ape_learn, training: {position_learning_rate: 0.0001}}\n"
     recipe.write_text(SMALL + line)
     places = {"data": "d", "tokenizer": "t"}
@@ -113,12 +113,12 @@ def test_comparisons_of_the_package_are_valid(name: str, tmp_path: Path) -> None
     assert comparison.title is not None
     places = dict.fromkeys(("data", "tokenizer", "start", "train", "validation", "test"), "place")
     runs = plan_runs(comparison, places, tmp_path)
-    trained = [entry for entry in comparison.contestants.values() if entry.weights_of is None]
+    trained = [entry for entry in comparison.runs.values() if entry.weights_of is None]
     assert len(runs) == len(trained) * len(comparison.seeds)
     for run in runs:
         build_run(run.recipe)
     budgets = {run.recipe["training"]["steps"] * tokens_a_step(run.recipe) for run in runs}
-    assert len(budgets) == 1, "contestants have one budget"
+    assert len(budgets) == 1, "runs have one budget"
 
 
 def tokens_a_step(recipe: dict) -> int:
