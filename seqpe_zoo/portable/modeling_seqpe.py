@@ -36,6 +36,7 @@ class SeqPEGPT2Model(PositionHost, GPT2Model):  # type: ignore[misc]
 
     config_class = SeqPEGPT2Config
     _auto_class = "AutoModel"
+    _supports_flex_attn = True  # GPT-2 does not say so; its layers ask the interface
 
     def __init__(self, config: SeqPEGPT2Config) -> None:
         super().__init__(config)
@@ -51,6 +52,7 @@ class SeqPEGPT2LMHeadModel(PositionHead, GPT2LMHeadModel):  # type: ignore[misc]
 
     config_class = SeqPEGPT2Config
     _auto_class = "AutoModelForCausalLM"
+    _supports_flex_attn = True  # GPT-2 does not say so; its layers ask the interface
     base_class = SeqPEGPT2Model
 
     def __init__(self, config: Any) -> None:

@@ -11,7 +11,6 @@ import functools
 import inspect
 import re
 import sys
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -48,9 +47,10 @@ MAX_FLASH_HEAD = 256
 # Attention.
 
 
-@dataclass
 class PositionContext:
     """What attention layers need of the positions of a forward pass.
+
+    No dataclass: FSDP hands each layer a copy of those, and layers tell each other what they have done.
 
     Attributes:
         encoding: the position encoding.
@@ -63,13 +63,18 @@ class PositionContext:
         is_reached: whether an attention layer has run.
     """
 
-    encoding: PositionEncoding
-    operation: AttentionOperation
-    inputs: PositionInputs
-    key_layers: list[Tensor]
-    masks: dict[Any, tuple[Any, Tensor]] | None
-    placed: set[int] = field(default_factory=set)
-    is_reached: bool = False
+    def __init__(
+        self,
+        encoding: PositionEncoding,
+        operation: AttentionOperation,
+        inputs: PositionInputs,
+        key_layers: list[Tensor],
+        masks: dict[Any, tuple[Any, Tensor]] | None,
+    ) -> None:
+        self.encoding, self.operation = encoding, operation
+        self.inputs, self.key_layers, self.masks = inputs, key_layers, masks
+        self.placed: set[int] = set()
+        self.is_reached = False
 
 
 def attention_with_positions(
@@ -135,9 +140,11 @@ def score_mask(
     dtype: torch.dtype,
 ) -> Tensor:
     """The mask with position scores in it, (1 or B, H, L, S); made once for layers that share W_PE."""
-    masks = {} if context.masks is None else context.masks
-    # Layers with a sliding window keep fewer keys.
-    key = (id(mask), id(context.inputs.layers[layer]), context.key_layers[layer].shape[-2])
+    masks, key = context.masks, None
+    if masks is None:
+        masks = {}
+    else:  # layers with a sliding window keep fewer keys
+        key = (id(mask), id(context.inputs.layers[layer]), context.key_layers[layer].shape[-2])
     if key not in masks:
         scores = position_scores(factors, scaling, context.operation.groups)
         # The mask is kept too, so that no other gets its id.
@@ -196,7 +203,6 @@ class AttentionConfig:
         return getattr(self._config, name)
 
 
-@dataclass
 class CacheWithPositions:
     """Stands before a cache for one forward pass: keys get their positions as they enter it.
 
@@ -206,9 +212,8 @@ class CacheWithPositions:
         numbers: for the index of a layer in the cache its number among attention layers.
     """
 
-    cache: Any
-    context: PositionContext
-    numbers: dict[int, int]
+    def __init__(self, cache: Any, context: PositionContext, numbers: dict[int, int]) -> None:
+        self.cache, self.context, self.numbers = cache, context, numbers
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
         """Changes the new keys, then updates the cache."""
@@ -351,10 +356,10 @@ class PositionModel:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if not issubclass(cls, nn.Module) or "forward" in vars(cls):
+        is_done = hasattr(getattr(cls, "forward", None), "takes_positions")  # by the class it is based on
+        if not issubclass(cls, nn.Module) or "forward" in vars(cls) or is_done:
             return
-        others = (base for base in cls.__mro__ if not issubclass(base, PositionModel))
-        native = next(base.forward for base in others if hasattr(base, "forward"))  # FSDPModule has none
+        native = next(base.forward for base in cls.__mro__ if not issubclass(base, PositionModel))
         cls.argument_names = tuple(inspect.signature(native).parameters)[1:]
         forward = cls.forward
 
@@ -363,6 +368,7 @@ class PositionModel:
         def forward_with_positions(self: Any, *args: Any, **kwargs: Any) -> Any:
             return forward(self, {**dict(zip(self.argument_names, args, strict=False)), **kwargs})
 
+        forward_with_positions.takes_positions = True  # type: ignore[attr-defined]
         cls.forward = can_return_tuple(forward_with_positions)
 
     def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:

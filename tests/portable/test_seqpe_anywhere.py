@@ -10,6 +10,7 @@ import torch.multiprocessing as mp
 from torch import nn
 
 from seqpe_zoo import SeqPE
+from seqpe_zoo.portable.objectives import StepObjectives
 
 
 class Classifier(nn.Module):
@@ -137,8 +138,8 @@ class _Losses(nn.Module):
         self.pe = pe
 
     def forward(self):
-        step = self.pe._draw_objectives((8,), torch.device("cpu"), True)
-        return self.pe._losses(self.pe.encoder(step.flat), step).weighted, step.flat
+        step = StepObjectives(self.pe.options, (8,), None, torch.device("cpu"))
+        return step.losses(self.pe.encoder(step.positions)).weighted, step.positions
 
 
 @pytest.mark.slow

