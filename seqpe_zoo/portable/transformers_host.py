@@ -223,6 +223,8 @@ class CacheWithPositions:
         return self.cache.update(key, value, layer_idx, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
+        if name == "cache":  # while it is copied
+            raise AttributeError(name)
         return getattr(self.cache, name)
 
 
