@@ -13,6 +13,7 @@ from transformers.conversion_mapping import (
     register_checkpoint_conversion_mapping,
 )
 from transformers.core_model_loading import WeightRenaming
+from transformers.generation import GenerationMixin
 from transformers.models.auto import modeling_auto
 from transformers.models.gpt2.modeling_gpt2 import GPT2LMHeadModel, GPT2Model
 
@@ -47,7 +48,7 @@ class SeqPEGPT2Model(PositionHost, GPT2Model):  # type: ignore[misc]
         self._register_load_state_dict_pre_hook(rename_gpt2_keys)  # for the Trainer, which loads by itself
 
 
-class SeqPEGPT2LMHeadModel(PositionHead, GPT2LMHeadModel):  # type: ignore[misc]
+class SeqPEGPT2LMHeadModel(PositionHead, GPT2LMHeadModel, GenerationMixin):  # type: ignore[misc]
     """GPT-2 as a language model."""
 
     config_class = SeqPEGPT2Config
